@@ -31,14 +31,20 @@ def why_no_graph(device: torch.device) -> str | None:
     return None
 
 
-def capture(call: Callable[[], R], *, error_mode: str = "global") -> tuple[torch.cuda.CUDAGraph, R]:
+def capture(
+    call: Callable[[], R], *, error_mode: str = "global", beside: torch.cuda.CUDAGraph | None = None
+) -> tuple[torch.cuda.CUDAGraph, R]:
     """Capture a call as a graph without running it; returns the graph and the result that a replay fills.
+
+    `beside` is a graph whose memory it uses too: of what either has written there, nothing is left after a
+    replay of the other.
 
     Raises:
         RuntimeError: the call waits for the device.
     """
     graph = torch.cuda.CUDAGraph()
-    with deferred_checks(), torch.cuda.graph(graph, capture_error_mode=error_mode):
+    pool = None if beside is None else beside.pool()
+    with deferred_checks(), torch.cuda.graph(graph, pool=pool, capture_error_mode=error_mode):
         result = call()
     return graph, result
 

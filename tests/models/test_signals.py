@@ -1,5 +1,6 @@
 """Signals: the record, and the numbers of our models, whatever padding, batches and threads there are."""
 
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -173,6 +174,17 @@ def test_padding_changes_nothing_and_profiles_are_means_of_tokens(name: str) -> 
             assert_close(tokens.sum(1) / short.tokens[:, None], profile, **CLOSE)
             assert_close(padded[:, :6], tokens, **CLOSE)
             assert not padded[:, 6:].any()
+
+
+@every_variant
+def test_chunks_are_cut_to_their_longest_text(name: str, monkeypatch) -> None:
+    model, seen = text(VARIANTS[name]), set()
+    mixed = sentences(6, 1, 3, 9, 1, 5, to=9)
+    whole = model.signals(mixed)  # nothing is cut to 64
+    monkeypatch.setattr(sys.modules["gpattention.models.predict"], "LENGTHS", 4)
+    model.words.register_forward_hook(lambda *given: seen.add(given[2].shape[1]))
+    same(model.signals(mixed, batch_size=2), whole, 1e-6)
+    assert len(seen) > 1
 
 
 def test_mixed_layers_and_images() -> None:

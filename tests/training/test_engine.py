@@ -142,11 +142,11 @@ class _Uncaptured(GraphEngine):
     """What is captured, run as it is."""
 
     def step(self, batches: list[Batch], controls: Controls) -> None:
-        self._load(batches, controls)
+        own, _ = self._load(batches, controls)
         self._objective.train()
         for group in self.optimizer.param_groups:
             group["lr"] = controls.learning_rate
-        self._run()
+        self._run(own.batches)
         self._steps += 1
 
 

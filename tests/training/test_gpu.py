@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from gpattention.runs import read_events
 from gpattention.training import TrainingFailedError, TrainingStoppedError, fit
 from gpattention.training.engine import WARM_UP
-from tests.training.toy import flat, toy_data, toy_recipe
+from tests.training.toy import flat, text_recipe, toy_data, toy_recipe, toy_texts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -58,6 +59,21 @@ def test_captured_steps_equal_eager_ones(kind: str, changes: dict[str, object], 
         for mine, other in zip(captured.rows, eager.rows, strict=True):
             assert mine["train_loss"] == pytest.approx(other["train_loss"], rel=1e-3)
             assert mine["train_regularizer"] == pytest.approx(other["train_regularizer"], rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "kernel", "scgp", "sgpa", "kep-svgp", "cgp", "direct"])
+def test_so_do_those_of_texts_of_several_lengths(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["gpattention.models.predict"], "LENGTHS", 3)
+    monkeypatch.setattr("gpattention.training.engine.POOL", 4)
+    recipe = text_recipe(kind, data__group_by_length=True, phases__epochs=4)
+    found = [fit(recipe, toy_texts(), tmp_path / f"{graphs}", device="cuda", graphs=graphs)
+             for graphs in (True, False)]  # fmt: skip
+    assert {e["engine"] for e in events(tmp_path / "True", "phase")} == {"graph"}
+    assert distance(found[0].model, found[1].model) < 5e-3
+    for mine, other in zip(found[0].rows, found[1].rows, strict=True):
+        assert mine["train_loss"] == pytest.approx(other["train_loss"], rel=2e-3)
 
 
 def test_the_gpu_trains_what_the_cpu_trains(tmp_path: Path) -> None:

@@ -1,7 +1,11 @@
 """What a run may be given: streamed data, prepared batches, precision, the paper's own scale, TensorBoard."""
 
 import math
+import os
+import signal
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,18 +17,28 @@ from gpattention.data import CropAndFlip
 from gpattention.models import TextConfig, TextTransformer
 from gpattention.numerics import choose_device
 from gpattention.runs import TrainingData, read_events
-from gpattention.training import Hardware, TrainingFailedError, build_model, fit
+from gpattention.training import (
+    Hardware,
+    TrainingFailedError,
+    TrainingStep,
+    TrainingStoppedError,
+    build_model,
+    fit,
+)
 from gpattention.training.engine import (
+    WARM_UP,
     CaptureFailedError,
+    Controls,
     EagerEngine,
     Feed,
+    GraphEngine,
     Objective,
     SingleProcess,
     cast,
     start_fabric,
     why_no_graph,
 )
-from tests.training.toy import flat, toy_data, toy_recipe
+from tests.training.toy import WORDS, flat, text_recipe, toy_data, toy_recipe, toy_texts
 
 
 def feed(world: int = 1, rank: int = 0, data: TrainingData | None = None, **changes: object) -> Feed:
@@ -79,6 +93,128 @@ def test_batches_are_prepared_for_their_items_and_epoch(tmp_path: Path) -> None:
     assert sorted(item for items, _ in steps[:4] for item in items) == list(range(32))
     plain = fit(toy_recipe(), toy_data(), tmp_path / "plain")
     assert not torch.equal(flat(plain.model), flat(moved.model))
+
+
+# Texts in batches of similar length
+
+
+@pytest.fixture
+def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths are multiples of 3, and pools have 4 batches."""
+    monkeypatch.setattr(sys.modules["gpattention.models.predict"], "LENGTHS", 3)
+    monkeypatch.setattr("gpattention.training.engine.POOL", 4)
+
+
+def texts_feed(world: int = 1, rank: int = 0, **changes: object) -> Feed:
+    recipe = text_recipe(data__group_by_length=True, **changes)
+    return Feed(recipe, toy_texts(), torch.device("cpu"), torch.float32, rank, world)
+
+
+@pytest.mark.usefixtures("short_steps")
+@pytest.mark.parametrize("stream", [False, True])
+def test_batches_of_similar_length_are_cut_to_it(stream: bool) -> None:
+    data = toy_texts()
+    whole = texts_feed(data__stream=stream, data__workers=0).updates(0)
+    parts = [texts_feed(2, rank).updates(0) for rank in (0, 1)]
+    epochs, seen = [], []
+    for _ in range(16):
+        (batch,) = next(whole)
+        lengths = data.lengths[batch.items]
+        tokens = batch.inputs["tokens"]
+        assert tokens.shape[1] == min(-(-int(lengths.max()) // 3) * 3, WORDS)
+        assert torch.equal(tokens, data.train["tokens"][batch.items, : tokens.shape[1]])
+        assert torch.equal(batch.items, torch.cat([next(part)[0].items for part in parts]))
+        seen.append(tokens.shape[1])
+        epochs += batch.items.tolist()
+    assert sorted(epochs[:64]) == sorted(epochs[64:]) == list(range(64))
+    assert epochs[:64] != epochs[64:]
+    assert set(seen) == {3, 6, 9}
+    assert seen[:8] != sorted(seen[:8])  # neither the short ones first nor the long ones
+    assert seen[:8] != sorted(seen[:8], reverse=True)
+    later = texts_feed().updates(9)
+    assert next(later)[0].items.tolist() == epochs[72:80]
+
+
+@pytest.mark.usefixtures("short_steps")
+@pytest.mark.parametrize("kind", ["softmax", "kernel", "cgp", "scgp", "sgpa", "direct", "kep-svgp"])
+def test_a_step_does_not_see_the_padding_that_is_cut(kind: str) -> None:
+    recipe = text_recipe(kind, data__group_by_length=True)
+    objective = Objective(build_model(recipe, toy_texts().facts).double(), recipe, "gp")
+    for (batch,) in (next(texts_feed().updates(step)) for step in range(8)):
+        found = []
+        for inputs in (batch.inputs, {"tokens": toy_texts().train["tokens"][batch.items]}):
+            objective.zero_grad()
+            objective(inputs, batch.labels, batch.items, torch.tensor(3), torch.tensor(0.1))[0].backward()
+            found.append([p.grad for p in objective.parameters() if p.grad is not None])
+        for cut, whole in zip(*found, strict=True):
+            torch.testing.assert_close(cut, whole, rtol=1e-6, atol=1e-9)
+
+
+class _Replayed:
+    """A captured step on the CPU: a replay runs it."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.run, self.replays = run, 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        self.run()
+
+
+@pytest.mark.usefixtures("short_steps")
+def test_every_shape_has_a_graph_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[_Replayed] = []
+
+    def capture(run: Callable[[], None], *, beside: _Replayed | None) -> tuple[_Replayed, None]:
+        assert beside is (made[0] if made else None)  # they share memory
+        made.append(_Replayed(lambda: (engine.optimizer.zero_grad(), run())[1]))
+        return made[-1], None
+
+    here = SimpleNamespace(wait_stream=lambda _: None)
+    monkeypatch.setattr("gpattention.training.engine.capture", capture)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: here)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: here)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    recipe, data = text_recipe("kernel", data__group_by_length=True), toy_texts()
+    found = []
+    for make in (GraphEngine, EagerEngine):
+        torch.manual_seed(0)
+        model = build_model(recipe, data.facts)
+        optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, fused=True)
+        engine = make(SingleProcess(torch.device("cpu")), Objective(model, recipe, "gp"), optimizer, recipe)
+        updates = texts_feed().updates(0)
+        for step in range(24):
+            engine.step(next(updates), Controls(step, step, 5e-3, 0.0))
+        found.append((flat(model), engine.read().loss))
+    # of 24 steps, three run eagerly at first, and the first one of each further length
+    assert len(made) == 3
+    assert 24 - WARM_UP - 2 <= sum(graph.replays for graph in made) <= 24 - WARM_UP
+    torch.testing.assert_close(*found)
+
+
+def test_items_without_lengths_are_not_grouped(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="group_by_length to be false for items that have no lengths, as im"):
+        feed(data__group_by_length=True)
+    recipe = text_recipe("kep-svgp", model__options={"merge": "cat"}, data__group_by_length=True)
+    with pytest.raises(ValueError, match="as this attention takes sequences of one length, got true"):
+        build_model(recipe, toy_texts().facts)
+
+
+def test_a_run_on_texts_of_similar_length_learns_and_resumes(tmp_path: Path) -> None:
+    recipe = text_recipe("scgp", data__group_by_length=True, phases__epochs=4)
+    whole = fit(recipe, toy_texts(), tmp_path / "whole")
+    assert whole.rows[-1]["validation_accuracy"] > 0.9
+    asked = []
+
+    def stop(step: TrainingStep) -> None:
+        if step.step == 21:
+            asked.append(os.kill(os.getpid(), signal.SIGTERM))
+
+    with pytest.raises(TrainingStoppedError):
+        fit(recipe, toy_texts(), tmp_path / "run", progress=stop)
+    resumed = fit(recipe, toy_texts(), tmp_path / "run", resume=True)
+    assert len(asked) == 1
+    assert torch.equal(flat(resumed.model), flat(whole.model))
 
 
 def test_processes_must_divide_the_batch_and_fill_it() -> None:

@@ -51,6 +51,29 @@ def toy_recipe(attention: str = "cgp", **changes: object) -> Recipe:
     return recipe_from_dict(plain)
 
 
+WORDS = 9  # of the longest text
+
+
+def toy_texts(items: int = 96, *, seed: int = 0) -> TrainingData:
+    """Texts of 1 to 9 words of two kinds, which are the class, padded."""
+    g = torch.Generator().manual_seed(seed)
+    labels, lengths = torch.arange(items) % 2, torch.randint(1, WORDS + 1, (items,), generator=g)
+    tokens = 1 + 8 * labels[:, None] + torch.randint(8, (items, WORDS), generator=g)
+    tokens[torch.arange(WORDS) >= lengths[:, None]] = 0
+    half = 2 * items // 3
+    facts = {"classes": 2, "vocabulary": 17, "contextual_width": 0, "max_length": WORDS}
+    train, held = {"tokens": tokens[:half]}, {"tokens": tokens[half:]}
+    return TrainingData(train, labels[:half], held, labels[half:], facts, lengths=lengths[:half])
+
+
+def text_recipe(attention: str = "cgp", **changes: object) -> Recipe:
+    """As `toy_recipe`, for `toy_texts`, without dropout."""
+    config = {"width": 16, "heads": 2, "depth": 2, "embedding_width": 8, "dropout": 0.0}
+    options = changes.pop("model__options", {})
+    model = {"type": "text", "attention": attention, "config": config, "options": options}
+    return toy_recipe(model=model, **changes)
+
+
 def flat(model: torch.nn.Module) -> Tensor:
     """All weights in one row."""
     return torch.cat([p.detach().flatten() for p in model.parameters()])

@@ -225,13 +225,7 @@ class Arranged:
 
     def chunk(self, first: int, items: Tensor | slice, device: torch.device) -> Inputs:
         """The inputs of these items, the first of which is number `first`, cut to its length.  [R, ...]"""
-        inputs = self.inputs
-        if self.lengths is not None:
-            most = self.lengths[first]
-            if isinstance(inputs, Tensor):
-                inputs = inputs[:, :most]
-            else:
-                inputs = {name: x[:, :most] for name, x in inputs.items()}
+        inputs = self.inputs if self.lengths is None else shorten(self.inputs, self.lengths[first])
         return take(inputs, items, device)
 
     def restored(self, x: Tensor, axis: int = 0) -> Tensor:
@@ -253,6 +247,19 @@ class Arranged:
 LENGTHS = 64  # texts are cut to multiples of this many tokens: few shapes, which a captured graph needs
 
 
+def cut_lengths(lengths: Tensor, inputs: Inputs) -> Tensor:
+    """The numbers of tokens to which texts of these lengths may be cut.  [B]"""
+    whole = next(iter(_named(inputs).values())).shape[1]
+    return (-(lengths.clamp_min(1) // -LENGTHS) * LENGTHS).clamp_max(whole)
+
+
+def shorten(inputs: Inputs, tokens: int) -> Inputs:
+    """The first tokens of every item.  [B, tokens, ...]"""
+    if isinstance(inputs, Tensor):
+        return inputs[:, :tokens]
+    return {name: x[:, :tokens] for name, x in inputs.items()}
+
+
 def arrange(model: Any, inputs: Inputs, first_item: int = 0) -> Arranged:
     """The longest texts first, for models that say how long each is; else the items as they are.
 
@@ -264,8 +271,7 @@ def arrange(model: Any, inputs: Inputs, first_item: int = 0) -> Arranged:
     if lengths is None:
         return Arranged(inputs, numbers)
     whole = next(iter(_named(inputs).values())).shape[1]
-    lengths = (-(lengths.clamp_min(1) // -LENGTHS) * LENGTHS).clamp_max(whole)
-    ordered, order = lengths.sort(descending=True, stable=True)
+    ordered, order = cut_lengths(lengths, inputs).sort(descending=True, stable=True)
     if int(ordered[-1]) == whole:
         return Arranged(inputs, numbers)
     arranged = take(inputs, order, device_of(inputs))

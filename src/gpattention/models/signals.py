@@ -30,12 +30,12 @@ from gpattention.gp import Posterior, attention_entropy
 from gpattention.models.predict import (
     FeatureClassifier,
     Inputs,
+    arrange,
     count_items,
     device_of,
     evaluating,
     model_device,
     run_rows,
-    take,
 )
 from gpattention.models.prediction import Items
 
@@ -288,17 +288,19 @@ def measure_signals(
         batches = input_batches(inputs)
         return Signals.cat([measure_signals(model, answer, b, **options).to("cpu") for b in batches])
     count, home, device = count_items(inputs), device_of(inputs), model_device(model, inputs)
+    given = arrange(None if per_token else model, inputs)  # numbers of tokens keep their places
 
     def chunk(start: int, rows: int) -> Signals:
         watch = Watch(variance, per_token)
-        logits, features = answer(take(inputs, slice(start, start + rows), device), watch)
+        logits, features = answer(given.chunk(start, slice(start, start + rows), device), watch)
         return watch.signals(logits, features).to(home)
 
     def run(rows: int) -> Signals:
         return Signals.cat([chunk(start, rows) for start in range(0, count, rows)])
 
     with evaluating(model):
-        return run_rows(run, batch_size, device, lambda found: (found.logits, found.variance))
+        found = run_rows(run, batch_size, device, lambda found: (found.logits, found.variance))
+    return found if given.place is None else found[given.place]
 
 
 def model_signals(model: FeatureClassifier, inputs: Inputs | Iterable[Any], **options: Any) -> Signals:

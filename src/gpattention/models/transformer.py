@@ -555,8 +555,7 @@ class TextTransformer(Transformer):
         """Words up to the last real one, to which inputs may be cut; None if all have one length.  [B]"""
         if any(isinstance(layer, Attention) and layer.one_length for layer in self.modules()):
             return None
-        real = ~_padding({"tokens": inputs} if isinstance(inputs, Tensor) else inputs)  # [B, N]
-        return (real * torch.arange(1, real.shape[1] + 1, device=real.device)).amax(-1)
+        return text_lengths({"tokens": inputs} if isinstance(inputs, Tensor) else inputs)
 
     def _unsummed(self, inputs: Inputs) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None] | None:
         if not is_plain(self.project, nn.Linear):
@@ -611,6 +610,12 @@ class TextTransformer(Transformer):
         # overwritten, not multiplied, so that NaN at padded words does no harm
         contextual = torch.where(padding[..., None], 0.0, contextual.to(words.dtype))
         return torch.cat([words, contextual], -1)
+
+
+def text_lengths(given: Mapping[str, Tensor]) -> Tensor:
+    """Words of each text up to the last that is no padding.  [B]"""
+    real = ~_padding(given)  # [B, N]
+    return (real * torch.arange(1, real.shape[1] + 1, device=real.device)).amax(-1)
 
 
 def _padding(given: Mapping[str, Tensor]) -> Tensor:

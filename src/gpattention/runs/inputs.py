@@ -43,6 +43,7 @@ from gpattention.models.embeddings import (
     pad,
 )
 from gpattention.models.predict import Inputs, Progress
+from gpattention.models.transformer import text_lengths
 from gpattention.runs.recipe import Recipe
 
 # options of each kind, beside `path` and `cache`; "learned" is the model's own table, as "none" is
@@ -72,6 +73,7 @@ class TrainingData:
         validation_labels: [m].
         facts: what the data decides about the model's config: classes, image_size, vocabulary, ...
         prepare: from stored inputs, items and epoch to inputs of the model; on the device, batch by batch.
+        lengths: [n] tokens of each item up to its padding, to which `data.group_by_length` cuts batches.
     """
 
     train: Inputs
@@ -80,6 +82,7 @@ class TrainingData:
     validation_labels: Tensor
     facts: Mapping[str, Any]
     prepare: Callable[[Any, Tensor, int], Inputs] | None = None
+    lengths: Tensor | None = None
 
 
 # Frozen embeddings
@@ -322,7 +325,10 @@ def text_training_data(data: TextData, encoder: TextEncoder) -> TrainingData:
         "contextual_width": encoder.embedding.width, "max_length": encoder.length,
     }  # fmt: skip
     train, validation = data.train, data.validation
-    return TrainingData(dict(train.inputs), train.labels, dict(validation.inputs), validation.labels, facts)
+    return TrainingData(
+        dict(train.inputs), train.labels, dict(validation.inputs), validation.labels, facts,
+        lengths=text_lengths(train.inputs),
+    )  # fmt: skip
 
 
 def image_training_data(data: ImageData) -> TrainingData:

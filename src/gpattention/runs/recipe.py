@@ -103,12 +103,15 @@ class DataRecipe(Section, section="data"):
         options: options of its loader; for texts also `contextual` and `vocabulary`, see `prepare`.
         stream: bring batches from the host even if the training data fit on the device.
         workers: processes that cut streamed batches.
+        group_by_length: make batches of texts of similar length and cut them to it, so that little padding
+            is computed; texts must have lengths of their own.
     """
 
     name: str = "digits"
     options: Mapping[str, Any] = field(default_factory=dict)
     stream: bool = False
     workers: int = at_least(0, 2)
+    group_by_length: bool = False
 
 
 @dataclass(frozen=True)

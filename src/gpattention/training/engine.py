@@ -13,7 +13,7 @@ Updates run in a plain loop or as a captured CUDA graph.  At these sizes a step 
 and starting them one by one takes longer than running them.  `GraphEngine` runs the first steps eagerly
 (libraries and optimiser set themselves up there), then one is captured and all others are replays, with
 batch, learning rate, alpha and seed copied into the tensors it reads: forward, loss, backward and update in a
-single launch.
+single launch.  Every shape of batches has a graph of its own.
 
 A replay cannot raise.  Instead a step whose loss or gradient is not finite sets `broken`, which keeps the
 fused optimiser from updating (its `found_inf`) in that step and all later ones; `read` finds it, and the
@@ -47,7 +47,7 @@ from gpattention.gp import ItemNoise, NotPositiveDefiniteError, NumericalError, 
 from gpattention.graphs import WARM_UP, capture
 from gpattention.models import Transformer
 from gpattention.models.dropout import calls_of_items, find_dropouts, hooked, item_masks
-from gpattention.models.predict import Inputs, count_items, evaluating, take
+from gpattention.models.predict import Inputs, count_items, cut_lengths, evaluating, shorten, take
 from gpattention.numerics import choose_device
 from gpattention.runs import Recipe, TrainingData
 from gpattention.training.folder import TrainingFailedError, TrainingStoppedError, what_is_left
@@ -558,16 +558,23 @@ def repeat_step(
     return None
 
 
+@dataclass
+class _Captured:
+    """What a graph reads, and the graph itself once there is one."""
+
+    batches: list[Batch]
+    graph: torch.cuda.CUDAGraph | None = None
+
+
 class GraphEngine:
-    """Replays of one captured step; for one process, on a CUDA device, with batches of one shape."""
+    """Replays of a captured step, one for each shape of batches; for one process, on a CUDA device."""
 
     def __init__(self, fabric: Any, objective: Objective, optimizer: optim.Optimizer, recipe: Recipe) -> None:
         self._objective = fabric.to_device(objective)
         self.optimizer, self._recipe, self._device = optimizer, recipe, fabric.device
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._captured: dict[Any, _Captured] = {}  # by the shapes of the batches
         self._eager_steps = 0
         self._stream = torch.cuda.Stream(self._device)
-        self._batches: list[Batch] = []
         self._seed = torch.zeros((), dtype=torch.int64, device=self._device)
         self._number = torch.zeros((), dtype=torch.int64, device=self._device)
         self._alpha = torch.zeros((), device=self._device)
@@ -584,21 +591,21 @@ class GraphEngine:
 
     def step(self, batches: Sequence[Batch], controls: Controls) -> None:
         """Copy what the step reads, then replay it."""
-        self._load(batches, controls)
-        if self._graph is not None:
-            self._graph.replay()
+        own, new = self._load(batches, controls)
+        if own.graph is not None:
+            own.graph.replay()
             self._steps += 1
             return
         self._objective.train()
         set_learning_rate(self.optimizer, self._rate)  # loading a state may have put a copy in its place
-        if self._eager_steps < WARM_UP:
+        if new or self._eager_steps < WARM_UP:  # kernels of a new shape may have to be compiled
             self._eager_steps += 1
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):
-                self._run()
+                self._run(own.batches)
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
         else:
-            self._capture()
+            self._capture(own)
         self._steps += 1
 
     def read(self) -> Sums:
@@ -614,36 +621,41 @@ class GraphEngine:
             raise StepFailedError(int(broken_at), "the loss or its gradient is not finite")
         return sums
 
-    def _load(self, batches: Sequence[Batch], controls: Controls) -> None:
-        if not self._batches:
-            self._batches = [batch.map(torch.clone) for batch in batches]
-        # into the tensors that the graph reads: a replay knows addresses, not names
-        for own, new in zip(self._batches, batches, strict=True):
-            for mine, given in zip(own.tensors, new.tensors, strict=True):
-                mine.copy_(given)
+    def _load(self, batches: Sequence[Batch], controls: Controls) -> tuple[_Captured, bool]:
+        """Copy what the step reads; gives what such batches have, and whether these are the first of them."""
+        shapes = tuple(x.shape for batch in batches for x in batch.tensors)
+        found = self._captured.get(shapes)
+        new = found is None
+        if found is None:
+            found = self._captured[shapes] = _Captured([batch.map(torch.clone) for batch in batches])
+        else:  # into the tensors that the graph reads: a replay knows addresses, not names
+            for own, given in zip(found.batches, batches, strict=True):
+                for mine, x in zip(own.tensors, given.tensors, strict=True):
+                    mine.copy_(x)
         self._seed.fill_(controls.seed)
         self._number.fill_(controls.step)
         self._alpha.fill_(controls.alpha)
         self._rate.fill_(controls.learning_rate)
+        return found, new
 
-    def _capture(self) -> None:
+    def _capture(self, own: _Captured) -> None:
         self.optimizer.zero_grad(set_to_none=True)  # gradients then live in the graph's own memory
         _free_workspaces()
         try:
-            graph, _ = capture(lambda: self._run(clear=False))
+            beside = next((each.graph for each in self._captured.values() if each.graph is not None), None)
+            own.graph, _ = capture(lambda: self._run(own.batches, clear=False), beside=beside)
         except RuntimeError as error:  # an operation that waits for the device, as third-party kinds may have
             raise CaptureFailedError(str(error).partition("\n")[0]) from error
-        graph.replay()  # capturing ran nothing
-        self._graph = graph
+        own.graph.replay()  # capturing ran nothing
 
-    def _run(self, *, clear: bool = True) -> None:
+    def _run(self, batches: Sequence[Batch], *, clear: bool = True) -> None:
         """The whole update; no call in it waits for the device."""
         if clear:
             self.optimizer.zero_grad(set_to_none=True)
-        count, values = len(self._batches), []
+        count, values = len(batches), []
         with deferred_checks():
-            shares = self._objective.token_shares([batch.inputs for batch in self._batches])
-            for batch, share in zip(self._batches, shares, strict=True):
+            shares = self._objective.token_shares([batch.inputs for batch in batches])
+            for batch, share in zip(batches, shares, strict=True):
                 total, regularizer = self._objective(
                     batch.inputs, batch.labels, batch.items, self._seed, self._alpha, share
                 )
@@ -677,6 +689,7 @@ def _free_workspaces() -> None:
 
 
 RESIDENT_SHARE = 0.25  # of the device's memory that training data may take
+POOL = 50  # batches whose items are grouped by length: enough for little padding, few enough to stay random
 
 
 @dataclass
@@ -703,6 +716,12 @@ class Feed:
             expected = f"expected optimizer.batch_size to be a multiple of the {self.world_size} processes"
             raise ValueError(f"{expected}, got {optimizer.batch_size}")
         self.steps_per_epoch = self.items // per_update  # what is left over at the end is not used
+        self._lengths: Tensor | None = None  # [items], to which batches are cut
+        if self.recipe.data.group_by_length:
+            if self.data.lengths is None:
+                wanted = "expected data.group_by_length to be false for items that have no lengths"
+                raise ValueError(f"{wanted}, as images, got true")
+            self._lengths = cut_lengths(self.data.lengths.cpu(), self.data.train)
         tensors = [self.data.train] if isinstance(self.data.train, Tensor) else [*self.data.train.values()]
         self.streams = self.recipe.data.stream
         if self.device.type == "cuda" and not self.streams:
@@ -727,18 +746,21 @@ class Feed:
     def first(self, count: int) -> Inputs:
         """At most so many items, those that are stored first, as the first epoch gives them to the model."""
         items = torch.arange(min(self.items, count), device=self._stored.train_labels.device)
-        return self._ready(self._cut(items).to(self.device), 0).inputs
+        return self._ready(self._cut(items).to(self.device), 0, None).inputs
 
     def _batches(self, epoch: int, within: int) -> Iterator[Batch]:
         """This process's share of every batch of an epoch from update `within` on, ready for the model."""
         generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + epoch)
         order = torch.randperm(self.items, generator=generator)
         size, accumulate = self.recipe.optimizer.batch_size, self.recipe.optimizer.accumulate
-        used = order[: self.steps_per_epoch * accumulate * size]
+        used = self._grouped(order[: self.steps_per_epoch * accumulate * size], generator)
         shares = used.view(-1, self.world_size, size // self.world_size)[within * accumulate :, self.rank]
+        tokens: Sequence[int | None] = [None] * len(shares)
+        if self._lengths is not None:
+            tokens = self._lengths[shares].amax(-1).tolist()
         if not self.streams:
-            for items in shares.to(self.device):  # [share]
-                yield self._ready(self._cut(items), epoch)
+            for items, most in zip(shares.to(self.device), tokens, strict=True):  # [share]
+                yield self._ready(self._cut(items), epoch, most)
             return
         cut: Any = self._cut  # typed for lists of elements, but here an element is a whole batch
         loader: DataLoader[Any] = DataLoader(
@@ -749,16 +771,27 @@ class Feed:
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator(),  # its own: a loader would take a number from the run's
         )
-        for batch in loader:
-            yield self._ready(Batch(*batch).to(self.device, non_blocking=True), epoch)
+        for batch, most in zip(loader, tokens, strict=True):
+            yield self._ready(Batch(*batch).to(self.device, non_blocking=True), epoch, most)
+
+    def _grouped(self, order: Tensor, generator: torch.Generator) -> Tensor:
+        """The items in batches of similar length, in random order; as they are if lengths do not count."""
+        if self._lengths is None:
+            return order
+        size = self.recipe.optimizer.batch_size
+        pools = order.split(POOL * size)
+        by_length = torch.cat([pool[self._lengths[pool].argsort(stable=True)] for pool in pools])
+        batches = by_length.view(-1, size)
+        return batches[torch.randperm(len(batches), generator=generator)].flatten()
 
     def _cut(self, items: Tensor) -> Batch:
         """The stored data of items, on the device of the items' numbers."""
         return Batch(items, take(self._stored.train, items, items.device), self._stored.train_labels[items])
 
-    def _ready(self, batch: Batch, epoch: int) -> Batch:
+    def _ready(self, batch: Batch, epoch: int, tokens: int | None) -> Batch:
         prepare = self.data.prepare
         inputs = batch.inputs if prepare is None else prepare(batch.inputs, batch.items, epoch)
+        inputs = inputs if tokens is None else shorten(inputs, tokens)
         return Batch(batch.items, cast(inputs, self.dtype), batch.labels)
 
 

@@ -261,6 +261,9 @@ def build_model(recipe: Recipe, facts: Mapping[str, Any]) -> Transformer:
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     if all(layer.regularizer == "none" for layer in layers):
         _refuse_weights(recipe)
+    if recipe.data.group_by_length and any(layer.one_length for layer in layers):
+        wanted = "data.group_by_length to be false, as this attention takes sequences of one length"
+        raise ValueError(f"expected {wanted}, got true")
     return model
 
 

@@ -144,6 +144,18 @@ def test_attention_that_a_token_gets_is_its_share_of_the_weights(kind: str) -> N
     assert (variances[0] is None) == (not model.draws)
 
 
+def test_a_layer_without_weights_gives_none() -> None:
+    """The last layer of KEP-SVGP weighs no values; those below are softmax."""
+    x = pixels(3).double() / 255
+    for model, known in ((vision("softmax", "kep-svgp"), True), (vision("kep-svgp"), False)):
+        variances, shares = token_maps(model, x)
+        assert [len(row) for row in variances] == [4] * 3
+        if known:
+            assert [sum(row) for row in shares] == pytest.approx([1.0] * 3, abs=1e-3)
+        else:
+            assert shares == [None] * 3
+
+
 def test_the_gallery_shows_the_items_worth_looking_at(made: tuple) -> None:
     model, items, found, shown = made
     shown, answers = {k: v for k, v in shown.items() if k != "answers"}, shown["answers"]

@@ -131,7 +131,7 @@ def token_maps(model: Any, inputs: Inputs) -> tuple[list[list[float] | None], li
         received.append(real.sum(1))  # [B, K]
         return found
 
-    attentions = (module for module in model.modules() if isinstance(module, Attention))
+    attentions = (each for each in model.modules() if isinstance(each, Attention) and each.weighs)
     handlers: dict[tuple[nn.Module, str], Any] = {(each, "forward"): partial(remember) for each in attentions}
     with torch.no_grad(), evaluating(model), handling(handlers):
         model(inputs)
