@@ -7,7 +7,7 @@
 Weights are random.  Ten samples are drawn by all twelve layers, by the last three, and by all with the
 variances of one mean pass (`benchmarks/moments.py` has one by moments).  Calls take turns, and the least of
 the times counts, as in benchmarks/signals.py; memory is the peak above what was there, on a CPU each call in
-a process of its own.  `--graphed` adds the draws as CUDA graphs, captured in the third turn, and `--beside`
+a process of its own.  `--graphed` adds the draws as CUDA graphs, and `--beside`
 the ratios of an earlier record.  Exit code 1 if a CPU's ratio is above its limit.
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from signals import SIZES, least_times, peak_memory, print_kernels
+from signals import SIZES, graph_times, least_times, peak_memory, print_kernels
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification
 
@@ -65,10 +65,11 @@ def main() -> None:
     if given.calls:
         calls = {name: call for name, call in calls.items() if name in ("plain", *given.calls)}
     before = {} if given.beside is None else recorded(given)
-    graphs = graphs_of(given) if given.graphed else {}
     for name in list(calls) if given.kernels else []:
         print_kernels(name, calls[name])
-    times = least_times({**calls, **graphs}, given.repeats, given.device)
+    times = least_times(calls, given.repeats, given.device)
+    if given.graphed:
+        times |= graph_times(graphs_of(given), given.repeats, given.device)
     rows, above = [], False
     print(f"{given.size}: {given.batch} x {given.tokens} tokens, {given.device}, torch {torch.__version__}")
     for name, seconds in times.items():
@@ -79,7 +80,9 @@ def main() -> None:
         rows.append({"call": name, "seconds": seconds, "plain_passes": ratio, "peak_mib": memory})
         told = "" if limit is None else f"  (at most {limit:g})"
         told += f"  before: {before[name]:.2f}" if name in before else ""
-        print(f"  {name:30s} {seconds:7.2f} s  {ratio:6.2f} passes  {memory or float('nan'):7.0f} MiB{told}")
+        print(
+            f"  {name:30s} {1e3 * seconds:9.1f} ms  {ratio:6.2f} passes  {memory or float('nan'):7.0f} MiB{told}"
+        )
         above |= limit is not None and ratio > limit and given.device == "cpu"
     if given.write:
         given.write.mkdir(parents=True, exist_ok=True)
@@ -143,7 +146,7 @@ def calls_of(given: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     }
 
 
-def graphs_of(given: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+def graphs_of(given: argparse.Namespace) -> dict[str, Any]:
     """The draws as CUDA graphs."""
     model, inputs = host_of(given)
     ways: dict[str, tuple[int | None, dict[str, Any]]] = {
@@ -156,8 +159,8 @@ def graphs_of(given: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     }
 
 
-def graph_of(handle: Handle, inputs: dict[str, Tensor], **options: Any) -> Callable[[], Any]:
-    """A prediction as a graph: a call of it prints why it is none, once."""
+def graph_of(handle: Handle, inputs: dict[str, Tensor], **options: Any) -> tuple[Any, tuple[Tensor, ...]]:
+    """A prediction as a graph, and what it is called with."""
     device = next(iter(inputs.values())).device
     handle.settings = handle.settings.to(device)  # nothing is moved in a graph
 
@@ -165,16 +168,8 @@ def graph_of(handle: Handle, inputs: dict[str, Tensor], **options: Any) -> Calla
         found: Any = handle.predict(dict(zip(inputs, tensors, strict=True)), SAMPLES, **options)
         return found.logits
 
-    step, said = gpattention.graphed(logits, *inputs.values()), set[str]()
-
-    def call() -> Any:
-        found = step(*inputs.values())
-        if step.reason and "the first" not in step.reason and step.reason not in said:
-            print(f"  not a graph: {step.reason}")
-            said.add(step.reason)
-        return found
-
-    return call
+    given = tuple(inputs.values())
+    return gpattention.graphed(logits, *given), given
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from signals import least_times, peak_memory, print_kernels
+from signals import graph_times, least_times, peak_memory, print_kernels
 from torch import Tensor, nn
 
 import gpattention
@@ -89,7 +89,7 @@ def encoder_facts(repeats: int, device: str, kernels: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     model, x = Classifier().eval().to(device), torch.randn(8, 128, 768).to(device)
     handle = gpattention.attach(model)
-    calls = {
+    calls: dict[str, Callable[[], Any]] = {
         "plain": lambda: handle.predict(x, samples=0),
         "moments": lambda: handle.predict(x, method="moments"),
     }
@@ -99,13 +99,14 @@ def encoder_facts(repeats: int, device: str, kernels: bool) -> dict[str, Any]:
         print_kernels(name, call)
     facts: dict[str, Any] = {"encoder_peak_mib": {n: peak_memory(call, device) for n, call in calls.items()}}
     handle.settings = handle.settings.to(device)  # nothing is moved in a graph
-    more = {}
     for name, mode in (("moments, every kernel", "on"), ("moments, no kernel", "off")):
-        more[name] = partial(in_mode, mode, calls["moments"])
-    for name, options in (("plain, graphed", {"samples": 0}), ("moments, graphed", {"method": "moments"})):
-        more[name] = graph_of(handle, x, **options)
-    more["moments, every kernel, graphed"] = graph_of(handle, x, "on", method="moments")
-    times = least_times({**calls, **more}, repeats, device)
+        calls[name] = partial(in_mode, mode, calls["moments"])
+    graphs = {
+        "plain, graphed": graph_of(handle, x, samples=0),
+        "moments, graphed": graph_of(handle, x, method="moments"),
+        "moments, every kernel, graphed": graph_of(handle, x, "on", method="moments"),
+    }
+    times = least_times(calls, repeats, device) | graph_times(graphs, repeats, device)
     for name, seconds in times.items():
         print(f"  {name:32s} {1e3 * seconds:7.2f} ms  {seconds / times['plain']:6.2f} passes")
     ratios = {name: seconds / times["plain"] for name, seconds in times.items()}
@@ -118,22 +119,14 @@ def in_mode(mode: Any, call: Callable[[], Any]) -> Any:
         return call()
 
 
-def graph_of(handle: Handle, x: Tensor, mode: str = "auto", **options: Any) -> Callable[[], Any]:
-    """A prediction as a CUDA graph; says why it is none."""
+def graph_of(handle: Handle, x: Tensor, mode: str = "auto", **options: Any) -> tuple[Any, tuple[Tensor]]:
+    """A prediction as a CUDA graph, and what it is called with."""
 
     def logits(x: Tensor) -> Tensor:
         found: Any = in_mode(mode, lambda: handle.predict(x, **options))
         return found.logits
 
-    step = gpattention.graphed(logits, x)
-
-    def call() -> Any:
-        found = step(x)
-        if step.reason and "the first" not in step.reason:
-            print(f"  not a graph: {step.reason}")
-        return found
-
-    return call
+    return gpattention.graphed(logits, x), (x,)
 
 
 def main() -> None:

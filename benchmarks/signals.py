@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import BertConfig, BertForSequenceClassification
 
 import gpattention
+from gpattention.graphs import WARM_UP
 
 SIZES = {
     "bert-base": {"hidden_size": 768, "num_hidden_layers": 12, "intermediate_size": 3072},
@@ -113,6 +115,24 @@ def least_times(calls: dict[str, Callable[[], Any]], repeats: int, device: str) 
                 torch.cuda.synchronize()
             least[name] = min(least[name], clock() - start)
     return least
+
+
+def graph_times(
+    graphs: dict[str, tuple[Any, tuple[Any, ...]]], repeats: int, device: str
+) -> dict[str, float]:
+    """Seconds of each `gpattention.graphed` function with its arguments that became a graph; says why not."""
+    times = {}
+    for name, (step, given) in graphs.items():
+        try:
+            for _ in range(WARM_UP + 1):
+                step(*given)
+            if step.reason is None:
+                times |= least_times({name: partial(step, *given)}, repeats, device)
+            else:
+                print(f"{name}: no graph, {step.reason}")
+        except Exception as error:
+            print(f"{name}: no graph, {error}")
+    return times
 
 
 def print_kernels(name: str, call: Callable[[], Any], most: int = 8) -> None:
