@@ -80,9 +80,8 @@ def main() -> None:
         rows.append({"call": name, "seconds": seconds, "plain_passes": ratio, "peak_mib": memory})
         told = "" if limit is None else f"  (at most {limit:g})"
         told += f"  before: {before[name]:.2f}" if name in before else ""
-        print(
-            f"  {name:30s} {1e3 * seconds:9.1f} ms  {ratio:6.2f} passes  {memory or float('nan'):7.0f} MiB{told}"
-        )
+        peak = f"{memory or float('nan'):7.0f} MiB"
+        print(f"  {name:30s} {1e3 * seconds:9.1f} ms  {ratio:6.2f} passes  {peak}{told}")
         above |= limit is not None and ratio > limit and given.device == "cpu"
     if given.write:
         given.write.mkdir(parents=True, exist_ok=True)
