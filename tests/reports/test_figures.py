@@ -134,7 +134,7 @@ def test_bars_are_as_long_as_their_means_with_their_interval() -> None:
     figure = bars_figure({"a": [4.0, 5.0, 6.0], "b": [2.0]}, x="seconds")
     (axes,) = figure.axes
     assert [bar.get_width() for bar in axes.patches] == [5.0, 2.0]
-    assert {"5", "2"} <= set(texts(figure))
+    assert {"5.00", "2.00"} <= set(texts(figure))
     (line,) = axes.collections[0].get_segments()
     assert line[:, 0] == pytest.approx([5 - 4.3027 / 3**0.5, 5 + 4.3027 / 3**0.5], abs=1e-3)
     assert axes.get_xlim()[1] > 5 + 4.3 / 3**0.5

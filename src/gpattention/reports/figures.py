@@ -340,13 +340,14 @@ def bars_figure(values: Mapping[str, Sequence[float]], *, x: str, **look: Unpack
         low, high = each.interval or (each.mean, each.mean)
         if high > low:
             axes.errorbar(each.mean, row, xerr=high - each.mean, fmt="none", ecolor=NEUTRAL, elinewidth=2)
-        axes.annotate(f"{each.mean:.3g}", (each.mean, row), (6, 0), va="center", fontsize=11.5, **offset)
+        written = f"{each.mean:#.3g}".rstrip(".")
+        axes.annotate(written, (max(each.mean, high), row), (6, 0), va="center", fontsize=11.5, **offset)
         if above:
             axes.annotate(shorten(label), (0, row - thick / 2), (0, 3), va="bottom", fontsize=12, **offset)
     axes.set_ylim(len(values) - 0.5, -0.8 if above else -0.5)
     # room for the numbers; an interval of two seeds, of twelve standard errors, may leave the axes
     ends = (
-        max(1.18 * each.mean, min(2 * each.mean, 1.02 * (each.interval or (0, 0))[1]))
+        max(1.18 * each.mean, min(2 * each.mean, 1.15 * (each.interval or (0, 0))[1]))
         for each in found.values()
     )
     axes.set_xlim(0, max(ends, default=0.0) or 1)
