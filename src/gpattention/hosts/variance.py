@@ -315,7 +315,6 @@ def _unit_variance(
     tokens, channels = max(x.shape[-2], y.shape[-2]), x.shape[-1]
     if why_not_fused(x, tokens=tokens, channels=channels) is None:
         noise, values = noise.to(x), y[..., :1]  # of which nothing is asked: the mean is the host's
-        # every query counts, as padding has a spread too  [B, 1, Q]
         if checks_are_deferred(x):  # looking at arguments takes longer than starting the kernels
             one = x.new_ones(1, 1)
             numbers = noise[:, None, None], one, one
@@ -323,6 +322,7 @@ def _unit_variance(
             unit = fused_direct(given, with_variance=True).unit
             assert unit is not None
             return unit
+        # every query counts, as padding has a spread too  [B, 1, Q]
         everyone = None if mask is None else mask.new_ones(mask.shape[0], 1, x.shape[-2])
         masks: dict[str, Any] = {"mask": mask, "query_mask": everyone}
         return direct_posterior(x, y, values, noise=noise, **masks, with_variance=True).variance
