@@ -18,15 +18,17 @@ import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from signals import least_times, peak_memory
+from signals import graph_times, least_times, peak_memory, print_kernels
 from torch import Tensor, nn
 
 import gpattention
 from gpattention.evaluation import ItemSet, run_sets, shifted_items
+from gpattention.hosts import Handle
 from gpattention.metrics import accuracy, ece, nll
 from gpattention.models import Prediction
 from gpattention.runs.folder import open_run
@@ -82,19 +84,49 @@ def passes(plain: Callable[[], Any], moments: Callable[[], Any], repeats: int, d
     return times["moments"] / times["plain"]
 
 
-def encoder_facts(repeats: int, device: str) -> dict[str, Any]:
+def encoder_facts(repeats: int, device: str, kernels: bool) -> dict[str, Any]:
     """Plain passes that PyTorch's encoder takes by moments, and on a GPU the peak of memory."""
     torch.manual_seed(0)
     model, x = Classifier().eval().to(device), torch.randn(8, 128, 768).to(device)
     handle = gpattention.attach(model)
-    calls = {
+    calls: dict[str, Callable[[], Any]] = {
         "plain": lambda: handle.predict(x, samples=0),
         "moments": lambda: handle.predict(x, method="moments"),
     }
-    facts: dict[str, Any] = {"encoder_plain_passes": passes(*calls.values(), repeats, device)}
-    if device != "cpu":
-        facts["encoder_peak_mib"] = {name: peak_memory(call, device) for name, call in calls.items()}
-    return facts
+    if device == "cpu":
+        return {"encoder_plain_passes": passes(*calls.values(), repeats, device)}
+    for name, call in calls.items() if kernels else ():
+        print_kernels(name, call)
+    facts: dict[str, Any] = {"encoder_peak_mib": {n: peak_memory(call, device) for n, call in calls.items()}}
+    handle.settings = handle.settings.to(device)  # nothing is moved in a graph
+    for name, mode in (("moments, every kernel", "on"), ("moments, no kernel", "off")):
+        calls[name] = partial(in_mode, mode, calls["moments"])
+    graphs = {
+        "plain, graphed": graph_of(handle, x, samples=0),
+        "moments, graphed": graph_of(handle, x, method="moments"),
+        "moments, every kernel, graphed": graph_of(handle, x, "on", method="moments"),
+    }
+    times = least_times(calls, repeats, device) | graph_times(graphs, repeats, device)
+    for name, seconds in times.items():
+        print(f"  {name:32s} {1e3 * seconds:7.2f} ms  {seconds / times['plain']:6.2f} passes")
+    ratios = {name: seconds / times["plain"] for name, seconds in times.items()}
+    return {"encoder_plain_passes": ratios.pop("moments"), "encoder_ratios": ratios, **facts}
+
+
+def in_mode(mode: Any, call: Callable[[], Any]) -> Any:
+    """A call with fused kernels on or off."""
+    with gpattention.gp.fused_kernels(mode):
+        return call()
+
+
+def graph_of(handle: Handle, x: Tensor, mode: str = "auto", **options: Any) -> tuple[Any, tuple[Tensor]]:
+    """A prediction as a CUDA graph, and what it is called with."""
+
+    def logits(x: Tensor) -> Tensor:
+        found: Any = in_mode(mode, lambda: handle.predict(x, **options))
+        return found.logits
+
+    return gpattention.graphed(logits, x), (x,)
 
 
 def main() -> None:
@@ -110,6 +142,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--encoder", action="store_true", help="also time PyTorch's encoder")
     parser.add_argument("--device", default="cpu", help="of PyTorch's encoder")
+    parser.add_argument("--beside", type=Path, help="folder of an earlier record of PyTorch's encoder")
+    parser.add_argument("--kernels", action="store_true", help="what takes the GPU's time")
     parser.add_argument("--write", type=Path, help="folder of the record")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -145,9 +179,12 @@ def main() -> None:
     facts |= {"epochs": given.epochs, "items": given.items, "draws": DRAWS, "torch": torch.__version__}
     facts |= {"machine": platform.machine(), "threads": 1, "date": DATE}
     if given.encoder:
-        facts |= {"device": given.device, **encoder_facts(given.repeats, given.device)}
+        facts |= {"device": given.device, **encoder_facts(given.repeats, given.device, given.kernels)}
         told = ", ".join(f"{name} {x:.0f} MiB" for name, x in facts.get("encoder_peak_mib", {}).items())
         ratio = facts["encoder_plain_passes"]
+        if given.beside is not None:
+            before = json.loads((given.beside / f"moments-encoder-{given.device}.json").read_text())
+            told += f"; before: {before['encoder_plain_passes']:.2f} plain passes"
         print(f"nn.TransformerEncoder of BERT-base's size: {ratio:.2f} plain passes {told}")
     if given.write:
         given.write.mkdir(parents=True, exist_ok=True)

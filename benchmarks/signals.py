@@ -14,13 +14,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 from transformers import BertConfig, BertForSequenceClassification
 
 import gpattention
+from gpattention.graphs import WARM_UP
 
 SIZES = {
     "bert-base": {"hidden_size": 768, "num_hidden_layers": 12, "intermediate_size": 3072},
@@ -111,6 +115,40 @@ def least_times(calls: dict[str, Callable[[], Any]], repeats: int, device: str) 
                 torch.cuda.synchronize()
             least[name] = min(least[name], clock() - start)
     return least
+
+
+def graph_times(
+    graphs: dict[str, tuple[Any, tuple[Any, ...]]], repeats: int, device: str
+) -> dict[str, float]:
+    """Seconds of each `gpattention.graphed` function with its arguments that became a graph; says why not."""
+    times = {}
+    for name, (step, given) in graphs.items():
+        try:
+            for _ in range(WARM_UP + 1):
+                step(*given)
+            if step.reason is None:
+                times |= least_times({name: partial(step, *given)}, repeats, device)
+            else:
+                print(f"{name}: no graph, {step.reason}")
+        except Exception as error:
+            print(f"{name}: no graph, {error}")
+    return times
+
+
+def print_kernels(name: str, call: Callable[[], Any], most: int = 8) -> None:
+    """What takes the GPU's time in a call, and how many kernels it starts."""
+    call()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        call()
+        torch.cuda.synchronize()
+    kernels = [
+        x for x in seen.key_averages() if x.device_type == DeviceType.CUDA and x.self_device_time_total
+    ]
+    kernels.sort(key=lambda x: -x.self_device_time_total)
+    whole, count = sum(x.self_device_time_total for x in kernels), sum(x.count for x in kernels)
+    print(f"{name}: {whole / 1e3:.2f} ms on the GPU in {count} kernels and copies")
+    for x in kernels[:most]:
+        print(f"  {x.self_device_time_total / 1e3:8.2f} ms {x.count:5d}  {x.key[:80]}")
 
 
 def peak_memory(call: Callable[[], Any], device: str) -> float:

@@ -150,6 +150,11 @@ def is_mapped() -> bool:
     return any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels)
 
 
+def is_capturing() -> bool:
+    """True while a CUDA graph is captured, which has no values yet."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 def has_values(x: Tensor) -> bool:
     """False for tensors of shape and type alone: on the meta device, or made by `FakeTensorMode`."""
     return not (x.is_meta or isinstance(x, FakeTensor))
@@ -166,7 +171,7 @@ def checks_are_deferred(*tensors: Tensor) -> bool:
         return True
     if _failures_are.get() != "raised" or is_mapped() or not all(map(has_values, tensors)):
         return True
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return is_capturing()
 
 
 def checked_once(

@@ -35,7 +35,7 @@ def test_draws_are_those_of_full_passes(name: str, sites: tuple[int, ...]) -> No
     handle = drawing(gpattention.attach(host.model.train()), *sites)
     full = handle.predict(host.inputs, SAMPLES, share=False, variances=True)
     assert handle.sharing.startswith("every sample is a full pass")
-    for batch_size in (None, 3, 1):
+    for batch_size in (None, 3, 1, SAMPLES * ITEMS):
         found = handle.predict(host.inputs, SAMPLES, variances=True, batch_size=batch_size)
         torch.testing.assert_close(found.logits, full.logits, **CLOSE)
         for ours, theirs in zip(found.variances, full.variances, strict=True):
@@ -98,6 +98,9 @@ def test_layers_before_the_first_draw_run_once() -> None:
     rows.clear()
     handle.predict(host.inputs, SAMPLES, batch_size=12)
     assert rows == [(0, 5), (1, 5), (1, 10), (1, 5)]
+    rows.clear()
+    handle.predict(host.inputs, SAMPLES, batch_size=SAMPLES * ITEMS)  # all samples fit: they are one batch
+    assert rows == [(0, ITEMS), (1, SAMPLES * ITEMS)]
 
 
 class Odd(nn.Module):

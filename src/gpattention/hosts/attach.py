@@ -99,8 +99,8 @@ class Runner(Reader):
         if not settings.any_drawn:
             return self.answer(rows.inputs), [None] * len(self.sites)
         # a seed for each site, so that draws do not depend on other sites, nor on how batches are cut
-        seeds = [seed + (index + 1) * _SITE_SEEDS for index in range(len(self.sites))]
-        noise = [ItemNoise(own, rows.numbers, rows.samples) for own in seeds]
+        first, count = seed + _SITE_SEEDS, len(self.sites)
+        noise = ItemNoise.in_steps(first, _SITE_SEEDS, count, rows.numbers, rows.samples)
         return self.measure(rows.inputs, settings, noise, keep=keep_variances, shared=shared)
 
     def measure(
@@ -153,7 +153,8 @@ class Runner(Reader):
         # a graph, of gradients or of an exported program, is of the whole call
         whole = torch.is_grad_enabled() or torch.compiler.is_compiling()
         parts = [call] if whole else call.in_cache()
-        return torch.cat([log_stddev(part, prior, frame, **caps) for part in parts])
+        found = [log_stddev(part, prior, frame, **caps) for part in parts]
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def signals(self, settings: Settings, inputs: Inputs | Iterable[Any], **options: Any) -> Signals:
         """Signals of plain passes, whose variances are in units of t^2.

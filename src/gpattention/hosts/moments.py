@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from gpattention.concurrency import Handler, handling
 from gpattention.hosts.families.base import AttentionCall, Site
@@ -25,6 +26,7 @@ from gpattention.models.moments import (
     gaussian_of,
     layer_norm_moments,
     linear_moments,
+    linear_variance,
     predict_moments,
 )
 from gpattention.models.multihead import ConvertedMultihead, answer_call, split_projections
@@ -128,10 +130,8 @@ class _Pass:
         ) -> tuple[Tensor, None]:
             values = None
             if x.variance is not None:
-                weight = split_projections(module)[0][2]
                 flat = x.variance if module.batch_first else x.variance.transpose(0, 1)
-                values = linear_moments(Moments(flat, flat), weight, None).variance
-                assert values is not None
+                values = linear(flat, split_projections(module)[0][2].square())
                 values = values.unflatten(-1, (module.num_heads, -1)).transpose(1, 2)  # [B, H, N, D]
                 values = values if real is None else torch.where(real[:, None, :, None], values, 0.0)
             mean, own, weights = self._heads(module, tokens, q, k, v, real)
@@ -146,9 +146,7 @@ class _Pass:
         mean, _ = answer_call(
             module, "the encoder", attend, x.mean, x.mean, x.mean, need_weights=False, causal=causal, **masks
         )
-        out = module.out_proj
-        spread = Moments(variances[0], variances[0]) if variances[0] is not None else None
-        return Moments(mean, None if spread is None else linear_moments(spread, out.weight, None).variance)
+        return Moments(mean, linear_variance(variances[0], module.out_proj.weight))
 
     def _heads(
         self, module: Any, tokens: list[Tensor], q: Tensor, k: Tensor, v: Tensor, real: Tensor | None
@@ -162,13 +160,17 @@ class _Pass:
                 return attention._mean(heads), None, lambda: attention._weights(heads)
             posterior = attention._posterior(heads, with_variance=True)
             return posterior.mean, posterior.variance, lambda: attention._weights(heads)
-        logits = (q * q.shape[-1] ** -0.5) @ k.mT
+        shrink = q.shape[-1] ** -0.25
+        # as the products below read them
+        q, k = (torch.mul(x, shrink, out=x.new_empty(x.shape)) for x in (q, k))
+        logits = q @ k.mT
         if real is not None:
             logits = logits.masked_fill(~real[:, None, None], -torch.inf)
         weights = logits.softmax(-1)  # [B, H, Q, K]
         mean = weights @ v
         spread = self.spreads.get(module)
-        log_std = None if spread is None else spread(AttentionCall.scaled(mean, q, k, v, real))
+        mask = None if real is None else real[:, None]
+        log_std = None if spread is None else spread(AttentionCall(mean, q, k, v, mask))
         return mean, None if log_std is None else (2 * log_std).exp(), lambda: weights
 
 

@@ -46,7 +46,10 @@ class Settings:
 
     def prior(self, index: int, heads: int) -> Prior:
         """The settings of one site."""
-        return Prior(self.scale[index, :heads], self.noise[index, :heads], self.power[index, :heads])
+        scale, noise, power = (x[index, :heads] for x in (self.scale, self.noise, self.power))
+        # a power of 0, as before a fit, needs no amplitude; exported programs cannot look at it
+        tempered = torch.compiler.is_compiling() or power.requires_grad or self._used()[1][index]
+        return Prior(scale, noise, power, tempered)
 
     def frame(self, index: int) -> Frame | None:
         """The frame of one site, None before a fit."""
@@ -54,7 +57,7 @@ class Settings:
 
     def drawn(self, index: int) -> bool:
         """Whether a site draws: it does not with a scale of 0."""
-        return self.draws[index] and bool((self.scale[index] > 0).any())
+        return self.draws[index] and self._used()[0][index]
 
     @property
     def fitted(self) -> bool:
@@ -64,7 +67,8 @@ class Settings:
     @property
     def drawing(self) -> list[int]:
         """The sites that draw."""
-        return [index for index in range(len(self.draws)) if self.drawn(index)]
+        scaled, _ = self._used()
+        return [index for index, draws in enumerate(self.draws) if draws and scaled[index]]
 
     @property
     def any_drawn(self) -> bool:
@@ -93,12 +97,20 @@ class Settings:
     def to(self, device: torch.device | str) -> "Settings":
         """The same on another device."""
         moved = {name: getattr(self, name).to(device) for name in ("scale", "noise", "power")}
-        return replace(self, **moved, frames=tuple(f and f.to(device) for f in self.frames))
+        found = replace(self, **moved, frames=tuple(f and f.to(device) for f in self.frames))
+        if found.scale.device.type != "cpu":  # whoever looks at numbers there waits for all that runs
+            vars(found)["_known"] = self._used()
+        return found
+
+    def _used(self) -> tuple[list[bool], list[bool]]:
+        """Of every site, whether a head has a scale, and whether one has a power."""
+        known: tuple[list[bool], list[bool]] | None = vars(self).get("_known")
+        return known or ((self.scale > 0).any(-1).tolist(), (self.power != 0).any(-1).tolist())
 
     def state_dict(self) -> dict[str, Any]:
         """All settings as a mapping for `from_state_dict`."""
         frames = [None if frame is None else dict(vars(frame)) for frame in self.frames]
-        return {**vars(self), "frames": frames}
+        return {**{name: getattr(self, name) for name in self.__dataclass_fields__}, "frames": frames}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> "Settings":

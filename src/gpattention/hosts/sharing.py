@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from gpattention.checks import check_count
 from gpattention.concurrency import Handler, handler_of, handling
-from gpattention.gp import ItemNoise
 from gpattention.hosts.families.base import Context
 from gpattention.models.predict import (
     Inputs,
@@ -179,6 +178,11 @@ class Shared:
         return all(call in axes for call in calls)
 
     @property
+    def kept(self) -> int:
+        """How many results of calls there are."""
+        return sum(map(len, self._kept.values()))
+
+    @property
     def taken(self) -> int:
         """How many calls of modules are made once for all samples."""
         found = ((m, n, r) for m, results in self._kept.items() for n, r in enumerate(results))
@@ -236,6 +240,8 @@ class Known:
 
     axes: Axes = field(default_factory=dict)
     calls: dict[tuple[nn.Module, ...], int] = field(default_factory=dict)  # that draw in a pass
+    # whether a pass that ends at the first draw leaves something that others take
+    worth: dict[tuple[nn.Module, ...], bool] = field(default_factory=dict)
     note: str = "nothing was drawn yet"
 
 
@@ -278,10 +284,13 @@ class Sharing:
                 wide, done = min(count - start, rows), 0
                 part = take(inputs, slice(start, start + wide), device)
                 shared = Shared(modules, every=self.mean is not None)
-                if self.mean is not None:
-                    self._keep_mean(part, shared, wide)
+                # where all samples fit at once, a first one of its own would start everything twice
+                fits = several and samples * wide <= rows
+                apart = self.mean is not None or (fits and self.known.worth.get(tuple(self.drawing), False))
+                if apart:
+                    self._keep(part, shared, wide)
                 while done < samples:
-                    keeping = self.mean is None and done == 0
+                    keeping = not apart and done == 0
                     some = 1 if keeping else min(samples - done, max(1, rows // wide))
                     chunk = _rows(part, start + first_item, range(done, done + some), seed)
                     shared.index = None if keeping else chunk.items
@@ -304,16 +313,21 @@ class Sharing:
             return answers, means.means()
 
         with evaluating(self.model):
-            return run_rows(run, batch_size, device)
+            return run_rows(run, batch_size, device, lambda found: (found[0], *found[1]))
 
-    def _keep_mean(self, part: Inputs, shared: Shared, items: int) -> None:
-        """The pass without draws; once it is known how many calls draw, it ends at the last of them."""
-        assert self.mean is not None
+    def _keep(self, part: Inputs, shared: Shared, items: int) -> None:
+        """A pass for what is shared alone: it ends at the first call that draws, or at the last one.
+
+        How many draw in a pass without draws, the first of these shows.
+        """
         drawing = tuple(self.drawing)
-        shared.stop_after = self.known.calls.get(drawing)
+        shared.stop_after = self.known.calls.get(drawing) if shared.every else 1
         with suppress(_Enough):
-            self.mean(part, shared)
-        self.known.calls[drawing] = shared.calls
+            if self.mean is None:
+                self.answer(_rows(part, 0, range(1), 0), shared)
+            else:
+                self.mean(part, shared)
+                self.known.calls[drawing] = shared.calls
         self._learn(part, shared, items)
 
     def _learn(self, part: Inputs, shared: Shared, items: int) -> None:
@@ -325,6 +339,7 @@ class Sharing:
             with suppress(_Enough):
                 self.answer(_rows(few, 0, range(1), 0), beside)
             shared.learn(self.known.axes, beside, items, others)
+        self.known.worth[tuple(self.drawing)] = shared.taken > 0 or shared.kept == 0
         self.known.note = (
             f"{shared.taken} calls of modules before the first draw run once for all samples"
             if shared.taken
@@ -339,4 +354,4 @@ def _rows(part: Inputs, first_item: int, samples: range, seed: int) -> Rows:
     which = torch.arange(samples.start, samples.stop, device=device).repeat_interleave(count)  # [R]
     rows = part if len(samples) == 1 else take(part, items, device)
     numbers = items + first_item
-    return Rows(rows, items, numbers, which, ItemNoise(seed, numbers, which))
+    return Rows(rows, items, numbers, which, seed)

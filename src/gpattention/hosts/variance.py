@@ -45,7 +45,8 @@ from gpattention.gp import (
     why_not_fused,
 )
 from gpattention.hosts.families.base import AttentionCall, AttentionHook, Site
-from gpattention.numerics import compute_dtype, full_precision
+from gpattention.numerics import Tokens, checks_are_deferred, compute_dtype, full_precision
+from gpattention.ops.exact import fused_direct
 
 if TYPE_CHECKING:
     from gpattention.hosts.families.decoders import Past
@@ -161,6 +162,7 @@ class Prior:
     scale: Tensor  # [H] t
     noise: Tensor  # [H] sigma^2
     power: Tensor  # [H] gamma in [0, 1]
+    tempered: bool = True  # whether amplitudes count: a power may be other than 0
 
 
 @full_precision
@@ -180,10 +182,9 @@ def log_stddev(
     """
     inputs = kernel_inputs(call, frame)
     u, _ = _unit_variances(call, inputs, prior.noise, max_keys)  # [B, H, Q]
-    log_std = prior.scale.to(u)[:, None].log() + 0.5 * u.log() + _log_unit(call, frame)  # [B, H, Q]
-    # a power of 0, as before a fit, needs no amplitude; exported programs cannot look at it
-    used = torch.compiler.is_compiling() or prior.power.requires_grad or bool((prior.power != 0).any())
-    if call.form != "rbf" and used:
+    log_std = prior.scale.to(u)[:, None].log() + _log_unit(call, frame)  # [H, 1] or [B, H, 1] or [B, H, Q]
+    log_std = log_std + 0.5 * u.log()  # [B, H, Q]
+    if call.form != "rbf" and prior.tempered:
         amplitude = log_amplitude(call, inputs)  # [B, H, Q]
         # no cap is an infinite one
         most = torch.inf if max_log_amplitude is None else max_log_amplitude
@@ -313,11 +314,18 @@ def _unit_variance(
     """u_i of eq. 22.  [B, H, Q]"""
     tokens, channels = max(x.shape[-2], y.shape[-2]), x.shape[-1]
     if why_not_fused(x, tokens=tokens, channels=channels) is None:
-        none = torch.zeros_like(y[..., :1])  # of values: the mean is the host's
+        noise, values = noise.to(x), y[..., :1]  # of which nothing is asked: the mean is the host's
+        if checks_are_deferred(x):  # looking at arguments takes longer than starting the kernels
+            one = x.new_ones(1, 1)
+            numbers = noise[:, None, None], one, one
+            given = Tokens(x, y, None, values, (), *numbers, mask, None, None, x.dtype)
+            unit = fused_direct(given, with_variance=True).unit
+            assert unit is not None
+            return unit
         # every query counts, as padding has a spread too  [B, 1, Q]
         everyone = None if mask is None else mask.new_ones(mask.shape[0], 1, x.shape[-2])
         masks: dict[str, Any] = {"mask": mask, "query_mask": everyone}
-        return direct_posterior(x, y, none, noise=noise.to(x), **masks, with_variance=True).variance
+        return direct_posterior(x, y, values, noise=noise, **masks, with_variance=True).variance
     return unit_variance(UnitProcess(x, y, noise.to(x)[:, None, None], mask))
 
 

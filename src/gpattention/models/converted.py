@@ -4,7 +4,9 @@
 """
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -16,13 +18,15 @@ from gpattention.attention.base import Source, make_attention
 from gpattention.gp import NumericalError, Posterior
 from gpattention.models.predict import evaluating, is_predicting
 from gpattention.models.projected import KINDS, KeyProjection, Projected, ProjectedHeads
-from gpattention.numerics import is_mapped
+from gpattention.numerics import is_capturing, is_mapped
 
 ATTRIBUTE = "gpattention"  # name of the layer in the host's attention module, and in its state_dict
 TrainingDraw: TypeAlias = Literal["independent", "none"]
 TRAINING_DRAWS: tuple[TrainingDraw, ...] = ("independent", "none")
 # hosts add -10,000, -1e9 or the least number of the type to logits of padding: weights below this are 0
 MASKED_LOGIT = -9e3
+# the mask that was checked last, and how often it had been changed by then
+_checked: ContextVar["tuple[weakref.ref[Tensor], int] | None"] = ContextVar("gpattention_mask", default=None)
 _HOOKS = (
     "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
@@ -273,30 +277,36 @@ def real_keys(mask: Tensor, name: str) -> Tensor:
 
     Args:
         mask: [B, K] or pairs [B or 1, 1 or H, Q or 1, K]; True = attend if it is bool, else added to logits
-            (0 or very negative).  It is not checked while a model is exported, or mapped by
-            `torch.func.vmap`, as its values cannot be read then.
+            (0 or very negative).  It is checked at the first layer that it is handed to, and not while a
+            model is exported, captured or mapped by `torch.func.vmap`, as its values cannot be read then.
         name: of the site, for errors.
 
     Raises:
         ValueError: the mask hides more than padding.
     """
-    attend = mask
-    if mask.dtype != torch.bool:
-        attend = mask == 0
-        least = MASKED_LOGIT if mask.is_floating_point() else 0
-        _refuse_mask((mask != 0) & (mask > least), name, "one that adds numbers to the logits")
+    attend = mask if mask.dtype == torch.bool else mask == 0
     while attend.ndim not in (2, 4):
         attend = attend[None]
-    if attend.ndim == 4:
-        keys = attend[:, :1, :1]  # [B, 1, 1, K]
-        _refuse_mask(attend != keys, name, "one that differs between queries or heads (causal or windowed?)")
-        attend = keys[:, 0, 0]
-    return attend
+    keys = attend[:, :1, :1] if attend.ndim == 4 else attend  # [B, 1, 1, K] or [B, K]
+    if not (torch.compiler.is_compiling() or is_mapped() or is_capturing() or _is_checked(mask)):
+        least = MASKED_LOGIT if mask.is_floating_point() else 0
+        if mask.dtype != torch.bool and bool(((mask != 0) & (mask > least)).any()):
+            raise _refused_mask(name, "one that adds numbers to the logits")
+        if attend.ndim == 4 and bool((attend != keys).any()):
+            raise _refused_mask(name, "one that differs between queries or heads (causal or windowed?)")
+        if not mask.is_inference():  # which says not when it changes
+            _checked.set((weakref.ref(mask), mask._version))
+    return keys[:, 0, 0] if attend.ndim == 4 else keys
 
 
-def _refuse_mask(wrong: Tensor, name: str, found: str) -> None:
-    if not torch.compiler.is_compiling() and not is_mapped() and bool(wrong.any()):
-        raise refused_call(name, "a mask of padding, the same for every query and head", found)
+def _is_checked(mask: Tensor) -> bool:
+    """Whether it is the last one that was looked at, unchanged: hosts hand one mask to all layers."""
+    last = _checked.get()
+    return last is not None and last[0]() is mask and last[1] == mask._version
+
+
+def _refused_mask(name: str, found: str) -> Exception:
+    return refused_call(name, "a mask of padding, the same for every query and head", found)
 
 
 def refused_call(name: str, expected: str, found: str) -> ValueError:

@@ -19,11 +19,12 @@ the same tokens, and the noise of one token reaches many others: `docs/attach.md
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm, linear
+from torch.nn.functional import gelu, layer_norm, linear
 
 from gpattention.models.predict import (
     Inputs,
@@ -36,6 +37,9 @@ from gpattention.models.predict import (
     take,
 )
 from gpattention.models.prediction import Prediction
+from gpattention.numerics import checked_once
+from gpattention.ops import why_not_fused_on
+from gpattention.ops.layers import MOST_COLUMNS, fused_norm_moments
 
 if TYPE_CHECKING:
     from gpattention.models.transformer import Block, Transformer
@@ -114,8 +118,12 @@ def linear_moments(x: Moments, weight: Tensor, bias: Tensor | None) -> Moments:
     Returns:
         [..., F]
     """
-    variance = None if x.variance is None else linear(x.variance, weight.square())
-    return Moments(linear(x.mean, weight, bias), variance)
+    return Moments(linear(x.mean, weight, bias), linear_variance(x.variance, weight))
+
+
+def linear_variance(v: Tensor | None, weight: Tensor) -> Tensor | None:
+    """The variance of eq. M1 alone."""
+    return None if v is None else linear(v, weight.square())
 
 
 def layer_norm_moments(x: Moments, weight: Tensor | None, bias: Tensor | None, eps: float) -> Moments:
@@ -133,19 +141,21 @@ def layer_norm_moments(x: Moments, weight: Tensor | None, bias: Tensor | None, e
     shape, width = x.mean.shape[-1:], x.mean.shape[-1]
     if (v := x.variance) is None:
         return Moments(layer_norm(x.mean, shape, weight, bias, eps))
+    fits = width <= MOST_COLUMNS and not torch.is_grad_enabled()  # the kernel has no gradient
+    fits = fits and why_not_fused_on(v.device, v.dtype, measured=False) is None
+    if fits and weight is not None and bias is not None:
+        return Moments(*fused_norm_moments(x.mean, v, weight, bias, eps))
     # which has looked at centre and 1 / s, [..., 1] each, on its way
     mean, centre, precision = torch.native_layer_norm(x.mean, shape, weight, bias, eps)
     u = (x.mean - centre).mul_(precision)  # [..., E]
-    precision = precision.square()
     uv = u * v
+    uuv = u * uv
     # sum_j (d_ij - (1 + u_i u_j) / E)^2 v_j, its square multiplied out
-    total = v.sum(-1, keepdim=True)
-    first, second = uv.sum(-1, keepdim=True), (uv * u).sum(-1, keepdim=True)
-    square = u.square()
-    spread = (square + 1).mul_(-2 / width).add_(1).mul_(v)
-    rest = square.mul_(second).addcmul_(u, first, value=2).add_(total)
-    variance = spread.add_(rest, alpha=width**-2).clamp_(min=0).mul_(precision)
-    return Moments(mean, variance if weight is None else variance.mul_(weight.square()))
+    total, first, second = (y.sum(-1, keepdim=True) for y in (v, uv, uuv))  # [..., 1]
+    rest = torch.mul(u, second, out=uv).add_(2 * first).mul_(u).add_(total)
+    variance = uuv.mul_(-2 / width).add_(v, alpha=1 - 2 / width).add_(rest, alpha=width**-2).clamp_(min=0)
+    scale = precision if weight is None else precision * weight
+    return Moments(mean, variance.mul_(scale).mul_(scale))
 
 
 def activation_moments(x: Moments, name: str) -> Moments:
@@ -153,12 +163,9 @@ def activation_moments(x: Moments, name: str) -> Moments:
     m, v = x.mean, x.variance
     if name == "relu":
         return Moments(m.relu(), None if v is None else torch.where(m > 0, v, 0.0))
-    # in place: the hidden layer is the widest thing there is
-    below = (m * math.sqrt(0.5)).erf_().add_(1).mul_(0.5)  # [..., E] Phi(m)
-    if v is None:
-        return Moments(m * below)
-    slope = m.square().mul_(-0.5).exp_().mul_(m).mul_((2 * math.pi) ** -0.5).add_(below)
-    return Moments(m * below, slope.square_().mul_(v))
+    # twice the product with f'(m) that a backward pass makes: few passes over the widest thing there is
+    slope = torch.ops.aten.gelu_backward
+    return Moments(gelu(m), None if v is None else slope(slope(v, m), m))
 
 
 def attention_variance(
@@ -234,11 +241,12 @@ def predict_moments(
     def run(most: int) -> Prediction:
         parts = []
         for start in range(0, count, most):
-            found = gaussian(take(inputs, slice(start, start + most), device))
+            part = partial(gaussian, take(inputs, slice(start, start + most), device))
+            found = checked_once(part, device, lambda found: (found.mean, found.root))
             exact = torch.promote_types(found.mean.dtype, torch.float32)
             found = LogitGaussian(found.mean.to(exact), found.root.to(exact))
-            part = Prediction.from_logits(found.mean_field()[None], drawn=False)
-            parts.append(replace(part, logit_variance=found.variance).to(home))
+            prediction = Prediction.from_logits(found.mean_field()[None], drawn=False)
+            parts.append(replace(prediction, logit_variance=found.variance).to(home))
             if progress is not None:
                 progress(min(start + most, count), count)
         return Prediction.cat(parts)

@@ -12,11 +12,11 @@ the end; if starting the kernels of a chunk takes longer than running them, it i
 import inspect
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, Protocol, TypeAlias, TypeGuard, TypeVar, get_args
 
 import torch
@@ -35,7 +35,7 @@ from gpattention.gp import (
 )
 from gpattention.graphs import capture, why_no_graph
 from gpattention.models.prediction import Prediction
-from gpattention.numerics import checks_are_deferred
+from gpattention.numerics import checked_once, checks_are_deferred
 
 Inputs: TypeAlias = Tensor | Mapping[str, Tensor]
 Progress: TypeAlias = Callable[[int, int], object]
@@ -136,7 +136,12 @@ class Rows:
     items: Tensor  # [R] position of each row's item in the inputs, on their device
     numbers: Tensor  # [R] number of the item, by which its noise is made
     samples: Tensor  # [R] number of the sample
-    noise: ItemNoise  # of R rows
+    seed: int
+
+    @cached_property
+    def noise(self) -> ItemNoise:
+        """Of the R rows."""
+        return ItemNoise(self.seed, self.numbers, self.samples)
 
 
 # from rows to the model's answers [R, ...] and, if asked for, the variances of its layers
@@ -289,17 +294,28 @@ def iterate_rows(
         row = torch.arange(start, min(start + batch_size, total), device=given.numbers.device)  # [R]
         items = row // samples  # [R]
         numbers, sample = given.numbers[items].to(device), (row % samples).to(device)  # [R], [R]
-        noise = ItemNoise(seed, numbers, sample)
-        yield Rows(given.chunk(start // samples, items, device), items, numbers, sample, noise)
+        yield Rows(given.chunk(start // samples, items, device), items, numbers, sample, seed)
         if progress is not None:
             progress(min(start + batch_size, total), total)
 
 
-def run_rows(run: Callable[[int], T], batch_size: int | None, device: torch.device) -> T:
+def run_rows(
+    run: Callable[[int], T],
+    batch_size: int | None,
+    device: torch.device,
+    results: Callable[[T], Iterable[Tensor | None]] | None = None,
+) -> T:
     """`run(rows)` with the given number of rows, else with that of the device, and fewer if memory is short.
 
-    `run` may be called several times, and must start again with every call.
+    `run` may be called several times, and must start again with every call.  Failures are looked for in the
+    `results` alone where these are named, as in `checked_once`.
     """
+    if results is not None:
+        unchecked = run
+
+        def run(rows: int) -> T:
+            return checked_once(partial(unchecked, rows), device, results)
+
     if batch_size is not None:
         return run(check_count("batch_size", batch_size, least=1))
     rows = ROWS.get(device.type, FEWER)
@@ -335,7 +351,7 @@ def run_samples(
         return answers.transpose(0, 1).contiguous(), given.restored_variances(means.means())
 
     with evaluating(model):
-        return run_rows(run, batch_size, device)
+        return run_rows(run, batch_size, device, lambda found: (found[0], *found[1]))
 
 
 def predict_rows(model: Any, forward: Callable[[Rows], Tensor], inputs: Inputs, **options: Any) -> Tensor:

@@ -299,7 +299,7 @@ def measure_signals(
         return Signals.cat([chunk(start, rows) for start in range(0, count, rows)])
 
     with evaluating(model):
-        found = run_rows(run, batch_size, device)
+        found = run_rows(run, batch_size, device, lambda found: (found.logits, found.variance))
     return found if given.place is None else found[given.place]
 
 

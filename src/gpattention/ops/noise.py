@@ -89,16 +89,38 @@ class ItemNoise:
             )
         if isinstance(seed, Tensor):  # a captured graph reads it anew at every replay
             seeds = seed.expand_as(items)
-        elif not hasattr(seed, "__index__"):
-            raise ValueError(f"expected seed to be a whole number, got {seed!r}")
-        elif not -(2**63) <= seed < 2**63:  # as `torch.initial_seed()` may be
-            raise ValueError(f"expected seed to fit into 64 bits with a sign, got {seed}")
         else:
-            seeds = torch.full_like(items, seed, dtype=torch.int64)
+            seeds = torch.full_like(items, _whole(seed), dtype=torch.int64)
         key = seed_key(seeds)
         key = _mix(key + items.to(torch.int64) * _GOLDEN)
         self._keys = _mix(key + samples.to(torch.int64) * _MIX_2)  # [batch]
         self._calls = 0
+
+    @classmethod
+    def in_steps(cls, seed: int, step: int, count: int, items: Tensor, samples: Tensor) -> list["ItemNoise"]:
+        """Noise of the seeds seed, seed + step, ..., made by the operations of one.
+
+        Args:
+            seed: of the first.
+            step: from one seed to the next.
+            count: how many.
+            items: number of each row's item.  [batch]
+            samples: number of each row's sample.  [batch]
+
+        Returns:
+            That many.
+
+        Raises:
+            ValueError: as in `ItemNoise`, of the first seed or the last.
+        """
+        first, _ = _whole(seed), _whole(seed + (count - 1) * step)
+        seeds = torch.arange(count, device=items.device) * step + first
+        given = (seeds[:, None].expand(-1, len(items)), items, samples)
+        keys = cls(*(x.expand(count, -1).reshape(-1) for x in given))._keys.view(count, -1)
+        found = [object.__new__(cls) for _ in range(count)]
+        for noise, own in zip(found, keys, strict=True):
+            noise._keys, noise._calls = own, 0
+        return found
 
     def uniform(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Uniform numbers in (0, 1).
@@ -206,6 +228,15 @@ def token_major(shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(shape)
     draws, batch, *lead, tokens, width = shape
     return (draws, batch, tokens, *lead, width)
+
+
+def _whole(seed: int) -> int:
+    """A seed that is a number."""
+    if not hasattr(seed, "__index__"):
+        raise ValueError(f"expected seed to be a whole number, got {seed!r}")
+    if not -(2**63) <= seed < 2**63:  # as `torch.initial_seed()` may be
+        raise ValueError(f"expected seed to fit into 64 bits with a sign, got {seed}")
+    return seed
 
 
 def seed_key(seed: Tensor) -> Tensor:

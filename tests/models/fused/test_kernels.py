@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from gpattention import gp
 from gpattention.attention.parameters import projected_together
+from gpattention.models.moments import Moments, layer_norm_moments
 from gpattention.ops.layers import (
     Added,
+    fused_norm_moments,
     gather_and_sum,
     gather_and_sum_reference,
     gelu_linear,
@@ -206,3 +208,17 @@ def test_models_of_the_papers_sizes(kind: str, make: Any) -> None:
     largest = max(float(g.norm()) for g in found[0][1:])
     for fused, plain in zip(found[1], found[0], strict=True):
         assert float((fused - plain).norm()) < 1e-4 * max(float(plain.norm()), 1e-2 * largest)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(5, 33), (70, 48), (3, 130)])
+def test_moments_of_a_norm(rows: int, width: int) -> None:
+    x, v, weight, shift = random((rows, width), (rows, width), (width,), (width,))
+    x, v = 3 * x + 1, v.square()
+    exact = layer_norm_moments(Moments(x.double(), v.double()), weight.double(), shift.double(), 1e-5)
+    given = [y.to(DEVICE) for y in (x, v, weight, shift)]
+    mean, variance = fused_norm_moments(*given, 1e-5)
+    assert exact.variance is not None
+    torch.testing.assert_close(mean.double().cpu(), exact.mean, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(variance.double().cpu(), exact.variance, rtol=1e-5, atol=1e-6)
+    given[1][1, 2] = torch.nan  # of a factor that failed: it must not become 0
+    assert bool(fused_norm_moments(*given, 1e-5)[1][1].isnan().all())

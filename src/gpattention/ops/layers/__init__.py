@@ -5,6 +5,7 @@
                     the product that made them, at a few thousand rows
     residual_norm   residual, bias, dropout and LayerNorm; kept for the backward pass is y
     gelu_linear     bias, GELU, dropout and the linear map after them; kept is the input of the GELU
+    norm_moments    LayerNorm of means, and the variance behind it; its reference is in `models.moments`
 
 The seed of dropout is a tensor, so that a captured graph reads it anew at every replay; a site is one call of
 dropout in a forward pass; a place is an entry of what it drops.  Seed and site make the two halves of a key
@@ -29,6 +30,7 @@ __all__ = [
     "Added",
     "drop",
     "first_site",
+    "fused_norm_moments",
     "gather_and_sum",
     "gelu_linear",
     "rate_of",
@@ -315,6 +317,30 @@ def _residual_norm_backward(
 
 
 _RESIDUAL_NORM = Fused("residual_norm", _residual_norm, ("y", "n"), _residual_norm_backward)
+
+
+def fused_norm_moments(
+    x: Tensor, v: Tensor, weight: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """LayerNorm of the mean x, and the variance behind it (eq. M2 of `models.moments`); without a gradient.
+
+    Args:
+        x: [..., E]
+        v: its variance.  [..., E]
+        weight: of the LayerNorm.  [E]
+        shift: of the LayerNorm.  [E]
+        eps: of the LayerNorm.
+
+    Returns:
+        Both.  [..., E] each
+    """
+    x, v, width = x.contiguous(), v.contiguous(), weight.numel()
+    mean, variance = torch.empty_like(x), torch.empty_like(x)
+    rows, (tile_rows, padded) = x.numel() // width, tile(width)
+    kernels_of("layers").norm_moments_kernel[(-(-rows // tile_rows),)](
+        x, v, weight, shift, mean, variance, rows, width, EPS=eps, ROWS=tile_rows, EP=padded, num_warps=4
+    )  # fmt: skip
+    return mean, variance
 
 
 _ROWS, _GELU_COLUMNS = 16, 128

@@ -89,6 +89,26 @@ def standardised(Y, exists, E, EPS: constexpr):
     return centred * scale[:, None], scale
 
 
+@triton.jit
+def norm_moments_kernel(
+    x, v, weight, shift, mean, variance, rows, E, EPS: constexpr, ROWS: constexpr, EP: constexpr
+):  # fmt: skip
+    """Program: some rows.  sum_j (d_ij - (1 + u_i u_j) / E)^2 v_j, its square multiplied out."""
+    i, c = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, EP)
+    exists = c < E
+    inside = (i < rows)[:, None] & exists[None, :]
+    at = i[:, None] * E + c[None, :]
+    V = tl.load(v + at, mask=inside, other=0.0)
+    U, scale = standardised(tl.load(x + at, mask=inside, other=0.0), exists, E, EPS)
+    total, first, second = tl.sum(V, 1), tl.sum(U * V, 1), tl.sum(U * U * V, 1)
+    rest = total[:, None] + U * (2.0 * first[:, None] + U * second[:, None])
+    found = V - (V + U * U * V) * (2.0 / E) + rest / (E * E)
+    w = tl.load(weight + c, mask=exists, other=0.0)
+    tl.store(mean + at, U * w[None, :] + tl.load(shift + c, mask=exists, other=0.0)[None, :], mask=inside)
+    scale = scale[:, None] * w[None, :]
+    tl.store(variance + at, tl.maximum(found, 0.0, tl.PropagateNan.ALL) * scale * scale, mask=inside)
+
+
 @triton.jit(do_not_specialize=["site"])
 def residual_norm_kernel(
     x, z, bias, weight, shift, seed, y, n, rows, period, E, site,
