@@ -105,7 +105,7 @@ def test_refusals() -> None:
     with pytest.raises(RuntimeError, match="DistributedDataParallel"):
         converted_layers(model)[0]._replicate_for_data_parallel()
     host = make("bert")
-    with pytest.raises(ValueError, match="gpattention.convert changes"):
+    with pytest.raises(ValueError, match="convert changes its attention"):
         gpattention.regularizer(host.model)
     gpattention.convert(host.model).eval()
     logits(host)
