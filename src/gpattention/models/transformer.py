@@ -502,7 +502,8 @@ class VisionTransformer(Transformer):
             raise ValueError(f"expected a tensor of images, got {type(inputs).__name__}")
         expected = (self.vision.channels, *self.vision.sides)
         if inputs.ndim != 4 or inputs.shape[1:] != expected:
-            raise ValueError(f"expected images of shape {['B', *expected]}, got {tuple(inputs.shape)}")
+            shape = f"[B, {', '.join(map(str, expected))}]"
+            raise ValueError(f"expected images of shape {shape}, got {tuple(inputs.shape)}")
         if not inputs.is_floating_point():
             kind = inputs.dtype
             raise ValueError(f"expected floating-point images, got {kind}: normalise pixels as in training")
