@@ -732,22 +732,38 @@ def _cuts(results: PlanResults) -> Iterator[str]:
     """Every note once, with the models that it is about unless it is about all."""
     owners: dict[str, dict[str, None]] = {}
     for model in results.groups:
+        notes = list[str]()
         for run in model.runs:
-            notes = [note for suite in run.suites.values() for note in suite.notes]
+            notes += [note for suite in run.suites.values() for note in suite.notes]
             recipes = run.parsed, results.planned.get(run.name, run.parsed)
             ours, planned = (flat(recipe.to_dict()) for recipe in recipes)
             for key in sorted({*ours, *planned} - {"name"}):
                 if ours.get(key) != planned.get(key):
                     gap = f"{key} = {ours.get(key)}, in the plan {planned.get(key)}"
                     notes.append(f"not the plan's recipe: {gap}")
-            for note in notes:
-                owners.setdefault(note, {})[model.name] = None
+        for note in _over_runs(notes):
+            owners.setdefault(note, {})[model.name] = None
     for note, of in owners.items():
         yield note if len(of) == len(results.groups) else f"{', '.join(of)}: {note}"
     if results.missing:
         yield f"not trained or not evaluated: {', '.join(results.missing)}"
     if not results.texts:
         yield "report.html is without the gallery of items, to keep it small"
+
+
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?) %")
+
+
+def _over_runs(notes: Sequence[str]) -> Iterator[str]:
+    """Every note once; of those that differ in percentages alone one, with the range of each."""
+    found: dict[tuple[str, ...], list[list[str]]] = {}
+    for note in notes:
+        text, numbers = (_PERCENT.split(note)[first::2] for first in (0, 1))
+        found.setdefault(tuple(text), []).append(numbers)
+    for (begin, *rest), several in found.items():
+        ranges = (sorted(numbers, key=float) for numbers in zip(*several, strict=True))
+        words = (" to ".join(dict.fromkeys((each[0], each[-1]))) for each in ranges)
+        yield begin + "".join(f"{word} %{text}" for word, text in zip(words, rest, strict=True))
 
 
 def _file_table(names: Sequence[str]) -> str:
