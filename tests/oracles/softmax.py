@@ -43,6 +43,7 @@ def softmax_posterior(
     if len(q) == 0 or len(k) == 0:  # rows with no real key have mean = var = 0
         return np.zeros((len(q), v.shape[1])), np.zeros((len(q), len(q)))
     q_c, k_c, a, b = _softmax_amplitudes(q, k, prior_scale, center_q, center_k)
+    assert b.max() < 1e7 * b.min(), "the joint covariance, of b^2, has no digits left"
     return joint_posterior(q_c, k_c, v, a, b, np.diag(noise * b**2))
 
 
