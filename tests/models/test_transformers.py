@@ -235,7 +235,7 @@ def test_images_come_in_the_type_of_the_weights(weights: torch.dtype) -> None:
 
 CONTEXTUAL = torch.zeros(3, 6, 4, dtype=torch.float64)
 test_refusals = refusals([
-    (lambda: vision()(X[:, :2]), "images", r"\['B', 3, 8, 8\], got \(3, 2, 8, 8\)"),
+    (lambda: vision()(X[:, :2]), "images", r"\[B, 3, 8, 8\], got \(3, 2, 8, 8\)"),
     (lambda: vision()({"images": X}), "images", "got dict"),
     (lambda: vision()(X.byte()), "images", "got torch.uint8"),
     (lambda: vision()(X, need=("logits", "entropy")), "need", "got 'entropy'"),
