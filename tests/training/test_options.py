@@ -131,6 +131,12 @@ def test_batches_of_similar_length_are_cut_to_it(stream: bool) -> None:
     assert set(seen) == {3, 6, 9}
     assert seen[:8] != sorted(seen[:8])  # neither the short ones first nor the long ones
     assert seen[:8] != sorted(seen[:8], reverse=True)
+    cut = texts_feed(optimizer__batch_size=4, optimizer__accumulate=2).updates(0)
+    parts_of_it = [next(cut) for _ in range(8)]  # the same updates, of one length each
+    assert [item for update in parts_of_it for part in update for item in part.items.tolist()] == epochs[:64]
+    assert [[part.inputs["tokens"].shape[1] for part in update] for update in parts_of_it] == [
+        [n, n] for n in seen[:8]
+    ]
     later = texts_feed().updates(9)
     assert next(later)[0].items.tolist() == epochs[72:80]
 

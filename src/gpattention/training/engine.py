@@ -689,7 +689,7 @@ def _free_workspaces() -> None:
 
 
 RESIDENT_SHARE = 0.25  # of the device's memory that training data may take
-POOL = 50  # batches whose items are grouped by length: enough for little padding, few enough to stay random
+POOL = 50  # updates whose items are grouped by length: enough for little padding, few enough to stay random
 
 
 @dataclass
@@ -757,7 +757,8 @@ class Feed:
         shares = used.view(-1, self.world_size, size // self.world_size)[within * accumulate :, self.rank]
         tokens: Sequence[int | None] = [None] * len(shares)
         if self._lengths is not None:
-            tokens = self._lengths[shares].amax(-1).tolist()
+            longest = self._lengths[shares].view(-1, accumulate * shares.shape[1]).amax(-1)  # of an update
+            tokens = longest.repeat_interleave(accumulate).tolist()
         if not self.streams:
             for items, most in zip(shares.to(self.device), tokens, strict=True):  # [share]
                 yield self._ready(self._cut(items), epoch, most)
@@ -775,14 +776,14 @@ class Feed:
             yield self._ready(Batch(*batch).to(self.device, non_blocking=True), epoch, most)
 
     def _grouped(self, order: Tensor, generator: torch.Generator) -> Tensor:
-        """The items in batches of similar length, in random order; as they are if lengths do not count."""
+        """The items in updates of similar length, in random order; as they are if lengths do not count."""
         if self._lengths is None:
             return order
-        size = self.recipe.optimizer.batch_size
+        size = self.recipe.optimizer.batch_size * self.recipe.optimizer.accumulate
         pools = order.split(POOL * size)
         by_length = torch.cat([pool[self._lengths[pool].argsort(stable=True)] for pool in pools])
-        batches = by_length.view(-1, size)
-        return batches[torch.randperm(len(batches), generator=generator)].flatten()
+        updates = by_length.view(-1, size)
+        return updates[torch.randperm(len(updates), generator=generator)].flatten()
 
     def _cut(self, items: Tensor) -> Batch:
         """The stored data of items, on the device of the items' numbers."""
