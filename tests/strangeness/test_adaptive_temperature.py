@@ -149,6 +149,26 @@ def test_shifts_are_judged_by_fits_without_them() -> None:
         assert not one.solve(columns, free, without=left).equal(other.solve(columns, free, without=left))
 
 
+def test_fits_that_leave_shifts_out_are_those_without_them() -> None:
+    """To the bit, although densities and curves are made once."""
+    others = shifted(samples=3)
+    clean = items(300, 0, samples=3)
+    whole, without = AdaptiveTemperature.cross_fit(*clean, shifted=others)
+    assert list(without) == list(others)
+    plain = {name: {k: v for k, v in others.items() if k != name} for name in others}
+    pairs = [(whole, others), *((without[name], left) for name, left in plain.items())]
+    assert len({found.judged["by 2.0"] for found, left in pairs if "by 2.0" in left}) == 3
+    for found, left in pairs:
+        expected = AdaptiveTemperature.fit(*clean, shifted=left)
+        assert found.judged == expected.judged
+        assert found.scores.parts == expected.scores.parts
+        assert found.coefficients.equal(expected.coefficients)
+        assert found.reach.equal(expected.reach)
+        assert found.temperature(*clean[:2]).equal(expected.temperature(*clean[:2]))
+    with pytest.raises(ValueError, match="at least three shifts, got"):
+        AdaptiveTemperature.cross_fit(*clean, shifted=plain["by 2.0"])
+
+
 def _problem(others: dict[str, Items]) -> Any:
     every = [CLEAN, *others.values()]
     sets = [(x[0][None].double(), x[1].variance[:, :2].double(), x[2]) for x in every]

@@ -80,19 +80,31 @@ def test_a_feed_starts_at_any_step(first: int) -> None:
         assert torch.equal(mine.items, other.items)
 
 
-def test_batches_are_prepared_for_their_items_and_epoch(tmp_path: Path) -> None:
-    seen, crop = [], CropAndFlip(seed=0, padding=1, flip=True)
+@pytest.mark.parametrize("batches", [1, 3, 4, 100])
+def test_batches_are_prepared_for_their_items_and_epoch(monkeypatch, batches: int) -> None:
+    """However many of them are prepared at once."""
+    calls, crop, data = [], CropAndFlip(seed=0, padding=1, flip=True), toy_data()
 
     def prepare(images, items, epoch):
-        seen.append((items.tolist(), epoch))
+        calls.append((len(items), epoch))
         return crop(images, items, epoch)
 
-    moved = fit(toy_recipe(), replace(toy_data(), prepare=prepare), tmp_path / "moved")
-    steps = [call for call in seen if len(call[0]) == 8]
-    assert [epoch for _, epoch in steps] == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
-    assert sorted(item for items, _ in steps[:4] for item in items) == list(range(32))
-    plain = fit(toy_recipe(), toy_data(), tmp_path / "plain")
-    assert not torch.equal(flat(plain.model), flat(moved.model))
+    monkeypatch.setattr("gpattention.training.engine.AHEAD", batches * 8 * 4 * data.train[0].numel())
+    found = feed(data=replace(data, prepare=prepare)).updates(1)
+    for step in range(1, 12):
+        (batch,) = next(found)
+        assert len(batch.items) == 8
+        assert batch.inputs.equal(crop(data.train[batch.items], batch.items, step // 4))
+        assert batch.labels.equal(data.train_labels[batch.items])
+    whole_epoch = {1: [8, 8, 8, 8], 3: [24, 8]}.get(batches, [32])
+    assert [size for size, epoch in calls if epoch == 1] == whole_epoch
+
+
+def test_what_is_prepared_is_trained_on(tmp_path: Path) -> None:
+    data = toy_data()
+    moved = replace(data, prepare=CropAndFlip(seed=0, padding=1, flip=True))
+    found = [fit(toy_recipe(), each, tmp_path / str(i)) for i, each in enumerate((data, moved))]
+    assert not torch.equal(*(flat(result.model) for result in found))
 
 
 # Texts in batches of similar length

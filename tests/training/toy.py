@@ -16,7 +16,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from gpattention.runs import Recipe, TrainingData, recipe_from_dict
-from gpattention.training import TrainingStep, TrainingStoppedError, fit
+from gpattention.training import TrainingStep, TrainingStoppedError, engine, fit
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,6 +98,7 @@ def main(folder: str, when: str = "", count: str = "0") -> None:
         counting("step")
         counting("stop", signal.SIGTERM)
 
+    engine.AHEAD = 0  # a batch is prepared when its step begins
     # whoever trains in several processes has left them before the interpreter ends, also when it raises
     atexit.register(lambda: os._exit(3) if dist.is_initialized() else None)
     write = os.replace

@@ -375,22 +375,34 @@ def profile_temperature(logits: Tensor, labels: Tensor) -> TemperatureProfile:
 
 def temperature_curve(logits: Tensor, labels: Tensor) -> Curve:
     """Mean negative log-likelihood, and its slope, over the logarithm of the temperature."""
+    curves = label_curves(logits, labels)
+
+    @cache
+    def curve(log_temperature: float) -> tuple[float, float]:
+        likelihood, slope = curves(log_temperature)
+        return float(math.log(len(logits)) - likelihood.mean()), float(slope.mean())
+
+    return curve
+
+
+def label_curves(logits: Tensor, labels: Tensor) -> Callable[[float], tuple[Tensor, Tensor]]:
+    """Of every item over the logarithm of the temperature: log of the sum over samples of its label's
+    probability, and the slope of minus that.  [M], [M]
+    """
     # no exponential overflows, however small the temperature
     behind = logits - logits.amax(-1, keepdim=True)  # [S, M, C] the most probable class at 0
     right = behind.gather(-1, labels.expand(len(logits), -1)[..., None])[..., 0]  # [S, M]
 
-    @cache
-    def curve(log_temperature: float) -> tuple[float, float]:
+    def curves(log_temperature: float) -> tuple[Tensor, Tensor]:
         inverse = math.exp(-log_temperature)
         each = (inverse * behind).exp()  # [S, M, C]
         total = each.sum(-1)  # [S, M]
         log_right = inverse * right - total.log()  # [S, M]
         mean = torch.linalg.vecdot(each, behind) / total  # [S, M]
         slope = inverse * (right - mean)  # [S, M] of -log_right
-        value = math.log(len(logits)) - log_right.logsumexp(0).mean()
-        return float(value), float((log_right.softmax(0) * slope).sum(0).mean())
+        return log_right.logsumexp(0), (log_right.softmax(0) * slope).sum(0)
 
-    return curve
+    return curves
 
 
 def least_of(curve: Curve, grid: list[float]) -> float:

@@ -26,7 +26,13 @@ from torch import Tensor
 from gpattention.checks import check_labels
 from gpattention.files import StrPath
 from gpattention.models import Signals
-from gpattention.models.prediction import LIMIT, check_logits, label_log_likelihoods, profile_temperature
+from gpattention.models.prediction import (
+    LIMIT,
+    check_logits,
+    label_curves,
+    label_log_likelihoods,
+    profile_temperature,
+)
 from gpattention.strangeness import strangeness
 from gpattention.strangeness.strangeness import PARTS, PartScores, Strangeness
 
@@ -35,6 +41,7 @@ UNUSED = ("energy", "vim")  # they need one logit, and draws have mean probabili
 STEP = 0.1  # of log T between the points of an item's curve
 COMPARED = 500  # most items of every set to choose signals by
 GAIN = 5e-4  # least gain of a signal on left-out shifts, in nats
+CLEAN_BOUND = 0.005  # nats that clean items may lose
 RIDGE = 1e-4  # on b, so that it is finite if all items are right
 EMPHASES = (1.0, 4.0, 16.0)  # weights of clean items, in search of the best fit within the bound
 Items = tuple[Tensor, Signals, Tensor]  # logits [B, C] or draws [S, B, C], signals, labels [B]
@@ -64,7 +71,7 @@ class AdaptiveTemperature:
     @classmethod
     def fit(
         cls, logits: Tensor, signals: Signals, labels: Tensor, *, shifted: Mapping[str, Items],
-        parts: Sequence[str] | None = None, clean_bound: float = 0.005, regress_length: bool = True,
+        parts: Sequence[str] | None = None, clean_bound: float = CLEAN_BOUND, regress_length: bool = True,
         seed: int = 0,
     ) -> "AdaptiveTemperature":  # fmt: skip
         """Choose signals by cross-validation over shifts, and fit the temperature under the bound.
@@ -86,35 +93,39 @@ class AdaptiveTemperature:
         Raises:
             ValueError: there are fewer than two classes, items or shifts, or the bound is negative.
         """
-        if not (math.isfinite(clean_bound) and clean_bound >= 0):
-            raise ValueError(f"expected clean_bound to be finite and >= 0, got {clean_bound}")
-        if len(shifted) < 2:
-            raise ValueError(f"expected shifted to be at least two shifts, got {sorted(shifted)}")
+        prepared = _Prepared.make(
+            {"clean": (logits, signals, labels), **{f"shift {k}": v for k, v in shifted.items()}},
+            parts, clean_bound, regress_length, seed,
+        )  # fmt: skip
+        return prepared.fit(tuple(shifted))
+
+    @classmethod
+    def cross_fit(
+        cls, logits: Tensor, signals: Signals, labels: Tensor, *, shifted: Mapping[str, Items]
+    ) -> tuple["AdaptiveTemperature", dict[str, "AdaptiveTemperature"]]:
+        """The temperature as `fit` makes it, and for every shift the one that is fitted to the others.
+
+        Densities and the curves of items are made once for all of them.
+
+        Args:
+            logits: as of `fit`.
+            signals: likewise.
+            labels: likewise.
+            shifted: likewise, of at least three shifts.
+
+        Returns:
+            The temperature fitted to all shifts, and by the names of the shifts those without one.
+
+        Raises:
+            ValueError: as of `fit`, or there are fewer than three shifts.
+        """
+        if len(shifted) < 3:
+            raise ValueError(f"expected shifted to be at least three shifts, got {sorted(shifted)}")
         sets = {"clean": (logits, signals, labels), **{f"shift {k}": v for k, v in shifted.items()}}
-        draws = {name: _checked(name, items) for name, items in sets.items()}
-        densities, scaling, fitting = Strangeness.split(len(signals), seed)
-        seen = {name: _predicting(items[1], draws[name]) for name, items in sets.items()}
-        classes = len(labels[densities.to(labels.device)].unique())
-        offered = [name for name in strangeness.available_parts(signals, classes) if name not in UNUSED]
-        scores = PartScores.fit(
-            seen["clean"], labels, offered if parts is None else parts, densities, scaling,
-            regress_length=regress_length,
-        )  # fmt: skip
-        z = {name: scores(items) for name, items in seen.items()}  # [m, K] each
-        profile = profile_temperature(draws["clean"], sets["clean"][2].cpu())
-        problem = _Problem.make(
-            [(draws[name], z[name], sets[name][2].cpu()) for name in sets], fitting, profile.temperature,
-            clean_bound,
-        )  # fmt: skip
-        one_sided = [PARTS[name].reads == "logits" for name in scores.parts]
-        chosen, judged = _choose(problem.thinned(), one_sided)
-        coefficients = problem.solve(chosen, one_sided)  # [1 + K]
-        kept = coefficients[1:].nonzero()[:, 0].tolist()
-        every = problem.z[:, kept]
-        reach = torch.stack([every.amin(0), every.amax(0)])
-        found = torch.cat([coefficients[:1], coefficients[1:][kept]])
-        by_shift = dict(zip(shifted, judged.tolist(), strict=True))
-        return cls(scores.only(kept), found, reach, profile.temperature, by_shift)
+        prepared, names = _Prepared.make(sets), tuple(shifted)
+        return prepared.fit(names), {
+            name: prepared.without(1 + i).fit((*names[:i], *names[i + 1 :])) for i, name in enumerate(names)
+        }
 
     def temperature(self, logits: Tensor, signals: Signals) -> Tensor:
         """The temperature of each item, which divides its logits, or those of every draw.
@@ -156,6 +167,59 @@ class AdaptiveTemperature:
         return cls(scores, tensors["coefficients"], tensors["reach"], record["constant"], record["judged"])
 
 
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    """What fits to any of the same shifts share: densities, which see clean items alone, and curves."""
+
+    scores: PartScores
+    problem: "_Problem"
+
+    @classmethod
+    def make(
+        cls, sets: Mapping[str, Items], parts: Sequence[str] | None = None, clean_bound: float = CLEAN_BOUND,
+        regress_length: bool = True, seed: int = 0,
+    ) -> "_Prepared":  # fmt: skip
+        """Of sets of which the first is clean."""
+        if not (math.isfinite(clean_bound) and clean_bound >= 0):
+            raise ValueError(f"expected clean_bound to be finite and >= 0, got {clean_bound}")
+        if len(sets) < 3:
+            shifts = sorted(name.removeprefix("shift ") for name in [*sets][1:])
+            raise ValueError(f"expected shifted to be at least two shifts, got {shifts}")
+        (_, signals, labels), *_ = sets.values()
+        draws = {name: _checked(name, items) for name, items in sets.items()}
+        densities, scaling, fitting = Strangeness.split(len(signals), seed)
+        seen = {name: _predicting(items[1], draws[name]) for name, items in sets.items()}
+        classes = len(labels[densities.to(labels.device)].unique())
+        offered = [name for name in strangeness.available_parts(signals, classes) if name not in UNUSED]
+        scores = PartScores.fit(
+            seen["clean"], labels, offered if parts is None else parts, densities, scaling,
+            regress_length=regress_length,
+        )  # fmt: skip
+        z = {name: scores(items) for name, items in seen.items()}  # [m, K] each
+        profile = profile_temperature(draws["clean"], labels.cpu())
+        problem = _Problem.make(
+            [(draws[name], z[name], items[2].cpu()) for name, items in sets.items()], fitting,
+            profile.temperature, clean_bound,
+        )  # fmt: skip
+        return cls(scores, problem)
+
+    def without(self, place: int) -> "_Prepared":
+        """The same without one of the shifts."""
+        return replace(self, problem=self.problem.without(place))
+
+    def fit(self, shifts: Sequence[str]) -> AdaptiveTemperature:
+        """Choose signals, and fit to all sets."""
+        problem, one_sided = self.problem, [PARTS[name].reads == "logits" for name in self.scores.parts]
+        chosen, judged = _choose(problem.thinned(), one_sided)
+        coefficients = problem.solve(chosen, one_sided)  # [1 + K]
+        kept = coefficients[1:].nonzero()[:, 0].tolist()
+        every = problem.z[:, kept]
+        reach = torch.stack([every.amin(0), every.amax(0)])
+        found = torch.cat([coefficients[:1], coefficients[1:][kept]])
+        by_shift = dict(zip(shifts, judged.tolist(), strict=True))
+        return AdaptiveTemperature(self.scores.only(kept), found, reach, problem.constant, by_shift)
+
+
 def _checked(name: str, items: tuple[Tensor, Signals, Tensor | None]) -> Tensor:
     """Draws in float64 on the CPU.  [S, B, C]"""
     logits, signals, labels = items
@@ -185,15 +249,14 @@ def _log_temperatures(z: Tensor, coefficients: Tensor, constant: float) -> Tenso
 class _Problem:
     """Items of all sets, the clean ones first, and the NLL of each as a function of its log T.
 
-    The curve of every item is tabulated once, as values and slopes at points with a distance of STEP, and
-    interpolated by cubics, so that the time of a fit depends on neither draws nor classes.
+    The curve of every item is tabulated once, at points with a distance of STEP, and interpolated by cubics,
+    so that the time of a fit depends on neither draws nor classes.
     """
 
     z: Tensor  # [N, K]
     place: Tensor  # [N] number of the set; 0 is clean
     fitted: Tensor  # [N] bool: all shifted items, and the clean ones that no density was fitted to
-    values: Tensor  # [N, G]
-    slopes: Tensor  # [N, G]
+    cubics: Tensor  # [N, G - 1, 4] coefficients from each point to the next, in units of the distance
     constant: float
     bound: float
     exact: Callable[[Tensor], Tensor] | None = None  # NLL of every clean item at its log T, without the table
@@ -203,8 +266,7 @@ class _Problem:
         cls, sets: Sequence[tuple[Tensor, Tensor, Tensor]], fitting: Tensor, constant: float, bound: float
     ) -> "_Problem":
         grid = _grid(constant)
-        tables = [torch.stack([_curve(draws, labels, u) for u in grid], -1) for draws, _, labels in sets]
-        values, slopes = torch.cat(tables, 1)  # [2, N, G]
+        cubics = torch.cat([_cubics(draws, labels, grid) for draws, _, labels in sets])
         sizes = torch.tensor([len(labels) for _, _, labels in sets])
         place = torch.repeat_interleave(torch.arange(len(sets)), sizes)
         fitted = place > 0
@@ -214,7 +276,15 @@ class _Problem:
         def exact(u: Tensor) -> Tensor:
             return -label_log_likelihoods(clean, labels, u[:, None])
 
-        return cls(torch.cat([z for _, z, _ in sets]), place, fitted, values, slopes, constant, bound, exact)
+        return cls(torch.cat([z for _, z, _ in sets]), place, fitted, cubics, constant, bound, exact)
+
+    def without(self, place: int) -> "_Problem":
+        """The same without the items of one set, which is not the clean one."""
+        kept = self.place != place
+        return replace(
+            self, z=self.z[kept], place=(self.place - (self.place > place).long())[kept],
+            fitted=self.fitted[kept], cubics=self.cubics[kept],
+        )  # fmt: skip
 
     def thinned(self) -> "_Problem":
         """The same with at most COMPARED items of every set, only of those that are fitted to."""
@@ -222,7 +292,7 @@ class _Problem:
         some = torch.cat([one.nonzero()[:COMPARED, 0] for one in fitted])
         return replace(
             self, z=self.z[some], place=self.place[some], fitted=self.fitted[some], exact=None,
-            values=self.values[some], slopes=self.slopes[some],
+            cubics=self.cubics[some],
         )  # fmt: skip
 
     def nll(self, coefficients: Tensor) -> Tensor:
@@ -322,13 +392,8 @@ class _Problem:
         step = float(grid[1] - grid[0])
         left = ((u - grid[0]) / step).floor().long().clamp(0, len(grid) - 2)  # [N]
         t = (u - grid[left]) / step
-
-        def ends(table: Tensor) -> tuple[Tensor, Tensor]:
-            return table.gather(1, left[:, None])[:, 0], table.gather(1, left[:, None] + 1)[:, 0]
-
-        (a, b), (da, db) = ends(self.values), (step * slope for slope in ends(self.slopes))
-        # the cubic of these values and slopes: a + da t + p t^2 + q t^3
-        p, q = 3 * (b - a) - 2 * da - db, 2 * (a - b) + da + db
+        rows = torch.arange(len(u)) * (len(grid) - 1) + left
+        a, da, p, q = self.cubics.flatten(0, 1).index_select(0, rows).unbind(1)
         value = a + t * (da + t * (p + t * q))
         return value, (da + t * (2 * p + 3 * t * q)) / step, (2 * p + 6 * t * q) / step**2
 
@@ -338,13 +403,14 @@ def _grid(constant: float) -> Tensor:
     return torch.linspace(low, high, math.ceil((high - low) / STEP) + 2, dtype=torch.float64)  # [G]
 
 
-def _curve(draws: Tensor, labels: Tensor, u: Tensor) -> Tensor:
-    """The NLL of every item, and its slope, at one log T.  [2, n]"""
-    u = u.repeat(len(labels)).requires_grad_()
-    with torch.enable_grad():
-        value = -label_log_likelihoods(draws, labels, u[:, None])
-        (slope,) = torch.autograd.grad(value.sum(), u)
-    return torch.stack([value.detach(), slope])
+def _cubics(draws: Tensor, labels: Tensor, grid: Tensor) -> Tensor:
+    """The NLL of every item between neighbouring log T, from its values and slopes there.  [n, G - 1, 4]"""
+    curve = label_curves(draws, labels)
+    likelihood, slopes = (torch.stack(x, 1) for x in zip(*map(curve, grid.tolist()), strict=True))  # [n, G]
+    values, slopes = math.log(len(draws)) - likelihood, slopes * (grid[1] - grid[0])
+    a, b, da, db = values[:, :-1], values[:, 1:], slopes[:, :-1], slopes[:, 1:]
+    # a + da t + p t^2 + q t^3
+    return torch.stack([a, da, 3 * (b - a) - 2 * da - db, 2 * (a - b) + da + db], -1)
 
 
 def _choose(problem: _Problem, free: Sequence[bool]) -> tuple[list[int], Tensor]:

@@ -689,6 +689,7 @@ def _free_workspaces() -> None:
 
 
 RESIDENT_SHARE = 0.25  # of the device's memory that training data may take
+AHEAD = 2**26  # bytes of inputs, as float32, that are prepared at once
 POOL = 50  # updates whose items are grouped by length: enough for little padding, few enough to stay random
 
 
@@ -760,8 +761,13 @@ class Feed:
             longest = self._lengths[shares].view(-1, accumulate * shares.shape[1]).amax(-1)  # of an update
             tokens = longest.repeat_interleave(accumulate).tolist()
         if not self.streams:
-            for items, most in zip(shares.to(self.device), tokens, strict=True):  # [share]
-                yield self._ready(self._cut(items), epoch, most)
+            together = 1 if self._lengths is not None else self._together(shares.shape[1])
+            for start in range(0, len(shares), together):
+                several = shares[start : start + together].to(self.device)  # [n, share]
+                ready = self._ready(self._cut(several.flatten()), epoch, tokens[start])
+                for first in range(0, several.numel(), shares.shape[1]):
+                    own = slice(first, first + shares.shape[1])
+                    yield ready.map(lambda x, own=own: x[own])  # type: ignore[misc]
             return
         cut: Any = self._cut  # typed for lists of elements, but here an element is a whole batch
         loader: DataLoader[Any] = DataLoader(
@@ -774,6 +780,12 @@ class Feed:
         )
         for batch, most in zip(loader, tokens, strict=True):
             yield self._ready(Batch(*batch).to(self.device, non_blocking=True), epoch, most)
+
+    def _together(self, share: int) -> int:
+        """How many batches are prepared at once: augmenting one starts as many kernels as training on it."""
+        train = self._stored.train
+        tensors = [train] if isinstance(train, Tensor) else [*train.values()]
+        return max(1, AHEAD // (4 * share * sum(x[0].numel() for x in tensors)))
 
     def _grouped(self, order: Tensor, generator: torch.Generator) -> Tensor:
         """The items in updates of similar length, in random order; as they are if lengths do not count."""

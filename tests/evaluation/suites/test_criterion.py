@@ -12,7 +12,7 @@ from gpattention.evaluation.suites.criterion import (
     SHIFTED,
     Seen,
     criterion_findings,
-    fitted_heat,
+    fitted_heats,
 )
 from gpattention.models import Signals
 from tests.evaluation.cases import draws, some_labels
@@ -88,27 +88,34 @@ def with_signals(part: Seen, seed: int) -> Seen:
 
 
 def test_adaptive_temperatures_leave_the_shift_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, ...]] = []
-
     class Fitted:
+        def __init__(self, temperature: float) -> None:
+            self.constant = temperature
+
         def temperature(self, logits: Tensor, signals: Signals) -> Tensor:
-            return torch.full((len(signals),), 2.0, dtype=torch.float64)
+            return torch.full((len(signals),), self.constant, dtype=torch.float64)
 
-    def fit(logits: Tensor, signals: Signals, labels: Tensor, *, shifted: dict) -> Fitted:
-        asked.append(tuple(shifted))
-        return Fitted()
+    left_out = dict(zip(SHIFTS, (3.0, 4.0, 5.0), strict=True))
 
-    monkeypatch.setattr("gpattention.evaluation.suites.criterion.AdaptiveTemperature.fit", fit)
+    def cross_fit(
+        logits: Tensor, signals: Signals, labels: Tensor, *, shifted: dict
+    ) -> tuple[Fitted, dict[str, Fitted]]:
+        assert tuple(shifted) == SHIFTS
+        return Fitted(2.0), {name: Fitted(heat) for name, heat in left_out.items()}
+
+    monkeypatch.setattr("gpattention.evaluation.suites.criterion.AdaptiveTemperature.cross_fit", cross_fit)
     fitting, judging = (
         (with_signals(clean, 0), {k: with_signals(v, 1) for k, v in shifts.items()})
         for clean, shifts in (half(10), half(20))
     )
     found = criterion_findings("model", fitting, judging, ("adaptive_temperature",))
-    assert asked == [SHIFTS, *(tuple(k for k in SHIFTS if k != name) for name in SHIFTS)]
     values = {(r.set, r.predictor): r.value for r in found.records if r.metric == "nll"}
-    assert values[CLEAN, "model+adaptive_temperature"] == pytest.approx(nll([judging[0]], 2.0), abs=1e-6)
+    label = "model+adaptive_temperature"
+    assert values[CLEAN, label] == pytest.approx(nll([judging[0]], 2.0), abs=1e-6)
+    for name, heat in left_out.items():
+        assert values[f"{SHIFTED}/{name}", label] == pytest.approx(nll([judging[1][name]], heat), abs=1e-6)
     with pytest.raises(ValueError, match="signals of the items, got none"):
-        fitted_heat("adaptive_temperature", *half(10))
+        fitted_heats("adaptive_temperature", *half(10))
 
 
 def test_what_has_no_best_temperature_is_said() -> None:

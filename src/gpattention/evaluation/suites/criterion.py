@@ -92,17 +92,12 @@ def criterion_findings(
     for heat in ("", *heats):
         label = f"{name}+{heat}" if heat else name
         try:
-            whole = fitted_heat(heat, *fitting)
-            rest = {
-                kind: fitted_heat(heat, fitting[0], {k: v for k, v in fitting[1].items() if k != kind})
-                for kind in shifts
-                if heat not in ("", "temperature")  # these do not depend on shifts
-            }
+            whole, without = fitted_heats(heat, *fitting)
         except (NumericalError, ValueError) as error:
             found.append(Findings(notes=(f"no criterion of {label}: {error}",)))
             continue
         records = list(_records(CLEAN, label, clean, whole))
-        each = {kind: list(_records(f"{SHIFTED}/{kind}", label, seen, rest.get(kind, whole)))
+        each = {kind: list(_records(f"{SHIFTED}/{kind}", label, seen, without.get(kind, whole)))
                 for kind, seen in shifts.items()}  # fmt: skip
         means = [
             Record(SHIFTED, label, of[0].metric, fmean(record.value for record in of))
@@ -115,8 +110,8 @@ def criterion_findings(
     return Findings.merge(found)
 
 
-def fitted_heat(kind: str, clean: Seen, shifts: Shifts) -> Heat:
-    """A temperature of one kind.
+def fitted_heats(kind: str, clean: Seen, shifts: Shifts) -> tuple[Heat, dict[str, Heat]]:
+    """The temperatures of one kind that leave out no shift, and each in turn.
 
     Args:
         kind: temperature, shift_temperature, adaptive_temperature; empty for none.
@@ -124,18 +119,32 @@ def fitted_heat(kind: str, clean: Seen, shifts: Shifts) -> Heat:
         shifts: shifted items by shift.
 
     Returns:
-        A function from items to their temperature.
+        A function from items to their temperature, fitted to all shifts, and for every shift the one fitted
+        to the others; none of these if the kind does not depend on shifts.
 
     Raises:
         NumericalError: no temperature is best.
+        ValueError: items have no signals, or there are too few shifts.
     """
     if not kind:
-        return lambda seen: None
+        return (lambda seen: None), {}
     if kind == "adaptive_temperature":
         shifted = {name: (seen.logits, _signals(seen), seen.labels) for name, seen in shifts.items()}
-        fitted = AdaptiveTemperature.fit(clean.logits, _signals(clean), clean.labels, shifted=shifted)
-        return lambda seen: fitted.temperature(seen.logits, _signals(seen))
-    several = [clean] if kind == "temperature" else list(shifts.values())
+        found, others = AdaptiveTemperature.cross_fit(
+            clean.logits, _signals(clean), clean.labels, shifted=shifted
+        )
+        return _adaptive(found), {name: _adaptive(each) for name, each in others.items()}
+    if kind == "temperature":
+        return _constant([clean]), {}
+    without = {name: _constant([s for k, s in shifts.items() if k != name]) for name in shifts}
+    return _constant(list(shifts.values())), without
+
+
+def _adaptive(fitted: AdaptiveTemperature) -> Heat:
+    return lambda seen: fitted.temperature(seen.logits, _signals(seen))
+
+
+def _constant(several: list[Seen]) -> Heat:
     constant = fit_temperature(
         torch.cat([seen.logits for seen in several], 1), torch.cat([seen.labels for seen in several])
     )
