@@ -32,12 +32,13 @@ Interval = tuple[float, float]
 
 
 @lru_cache(maxsize=2)
-def drawn_counts(*sizes: int, seed: int = 0) -> tuple[Tensor, ...]:
+def drawn_counts(*sizes: int, seed: int = 0, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
     """How often each replicate draws each item, separately for each set.  [R, n] for every size n
 
     Args:
         sizes: numbers of items.
         seed: of the draws.
+        device: where the matrices are kept; the draws are the same everywhere.
 
     Returns:
         One matrix of float64 for each size.
@@ -48,7 +49,7 @@ def drawn_counts(*sizes: int, seed: int = 0) -> tuple[Tensor, ...]:
     for number in range(replicates):
         for counts, size in zip(found, sizes, strict=True):
             counts[number] = torch.bincount(torch.randint(size, (size,), generator=generator), minlength=size)
-    return found
+    return tuple(counts.to(device) for counts in found)
 
 
 def classification_replicates(probs: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -66,7 +67,7 @@ def classification_replicates(probs: Tensor, labels: Tensor) -> dict[str, Tensor
     """
     probs, labels = read_items(probs, labels)
     items, classes = probs.shape
-    counts = drawn_counts(items)[0].to(probs.device)  # [R, B]
+    (counts,) = drawn_counts(items, device=probs.device)  # [R, B]
     right, certainty = hits(probs, labels).double(), probs.amax(-1).double()  # [B]
     each = torch.stack([right, nll_per_item(probs, labels), brier_per_item(probs, labels)], 1)  # [B, 3]
     accuracy, nll, brier = (counts @ each / items).unbind(1)
@@ -110,12 +111,13 @@ def auroc_replicates(scores_in: Tensor, scores_out: Tensor) -> Tensor:
     sets = read_scores("scores_in", scores_in), read_scores("scores_out", scores_out)
     levels, rank = torch.cat(sets).unique(return_inverse=True)
     ranks = rank.split([len(each) for each in sets])
-    parts = (each.split(max(1, CELLS // len(levels))) for each in drawn_counts(*map(len, sets)))
+    drawn = drawn_counts(*map(len, sets), device=levels.device)
     found = []
-    for several in zip(*parts, strict=True):
-        moved = (counts.to(levels.device) for counts in several)
-        empty = several[0].new_zeros(len(several[0]), len(levels), device=levels.device)
-        inside, outside = (empty.index_add(1, own, counts) for own, counts in zip(ranks, moved, strict=True))
+    for several in zip(*(each.split(max(1, CELLS // len(levels))) for each in drawn), strict=True):
+        empty = several[0].new_zeros(len(several[0]), len(levels))
+        inside, outside = (
+            empty.index_add(1, own, counts) for own, counts in zip(ranks, several, strict=True)
+        )
         found.append((outside * (inside.cumsum(1) - inside / 2)).sum(1))  # ties count half
     return torch.cat(found) / (len(sets[0]) * len(sets[1]))
 
