@@ -122,6 +122,25 @@ def test_inverse_roots_of_any_size(n: int) -> None:
     assert not info.any()
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("n", "m"), [*SIZES, (20, 150)])
+def test_variances_without_gradients_are_those_of_plain_operations(n: int, m: int, masked: bool) -> None:
+    given, masks = inputs("direct", n, m), {}
+    if masked:
+        for name, count in (("mask", m), ("query_mask", n)):
+            masks[name] = torch.arange(count) < torch.tensor([count, count - 3, 0])[:, None, None]
+    noise = given["noise"][:, None, None]
+
+    def variances(dtype: torch.dtype, mode: Any) -> list[Tensor]:
+        process = gp.UnitProcess(*(x.to(dtype) for x in (given["q"], given["k"], noise)), **masks)
+        with gp.fused_kernels(mode):
+            return [gp.unit_variance(process)]
+
+    expected = variances(torch.float64, "off")
+    for dtype, allowed in ((torch.float64, 1e-12), (torch.float32, 2e-5)):
+        assert gap(variances(dtype, "auto"), expected) < allowed
+
+
 def test_where_plain_operations_stay() -> None:
     given = inputs("direct", 5, 5)
 

@@ -25,6 +25,10 @@ also on log a: d log a_i = -2 sigma^2 dC_ii, and s more for the density, is all 
 The sums that normalise rows are another function of the same kind:
     s_i = log sum_j exp(e_ij),  e_ij = -1/2 |q_i - k_j|^2,   de_ij = g_i exp(e_ij - s_i)              (25)
 
+Where no gradient is asked for, the variance of a unit process (`direct`) is found by blocks of keys, from the
+rows E of kappa(k, [k, q]): with R_b the inverse root of a block, W = R_b E_b is added up in squares, and what
+the block explains, W^T W, leaves the rows below.
+
 So are the sparse model's features of inducing inputs that all sequences share, Phi = K R^T, R = L_m^-1: there
 a head's tokens of all sequences are rows of one matrix, as they lie in memory,
     dR = dPhi^T K,   E = (dPhi R) * K,   dx_i = sum_j E_ij (m_j - x_i),   dm_j = sum_i E_ij (x_i - m_j)
@@ -39,7 +43,7 @@ from torch import Tensor, baddbmm, bmm
 
 from gpattention.gp.inputs import masked
 from gpattention.gp.kernels import NEAR
-from gpattention.gp.roots import factored, factored_together, trains_on_cpu
+from gpattention.gp.roots import factored, factored_together, is_closed_on_cpu, trains_on_cpu
 from gpattention.numerics import (
     Cost,
     Tokens,
@@ -49,6 +53,7 @@ from gpattention.numerics import (
 )
 
 CHUNK = 2**17  # numbers of the matrices that are passed over together
+_BLOCK = 64  # keys that are factored together where only a variance is asked for
 
 
 class ClosedMoments(NamedTuple):
@@ -106,6 +111,50 @@ def closed_moments(
     )
     shaped: list[Any] = [None if x is None else x.reshape(*lead, *x.shape[1:]) for x in found]
     return ClosedMoments(*shaped)
+
+
+def closed_explained(
+    q: Tensor, k: Tensor, noise: Tensor, mask: Tensor | None, query_mask: Tensor | None
+) -> Tensor | None:
+    """1 - u_i of eq. 22, what keys explain of a process of unit amplitude, where no gradient is recorded.
+
+    Args:
+        q: where it is seen.  [..., Q, C]
+        k: where it was observed.  [..., K, C]
+        noise: of the observations.  [..., 1, 1]
+        mask: which observations are real.  [..., K]
+        query_mask: which queries are real.  [..., Q]
+
+    Returns:
+        [..., Q], or None where plain operations have to run: elsewhere than on a CPU, where a gradient is
+        recorded, under compilers and transforms, and for tokens so far apart that distances need float64.
+
+    Raises:
+        NotPositiveDefiniteError: the keys' covariance has no factor.
+    """
+    if not is_closed_on_cpu(q, k) or any(x.requires_grad for x in (q, k, noise)):
+        return None
+    lead = broadcast(q.shape[:-2], k.shape[:-2], noise.shape[:-2])
+    near = _about_keys(lead, q, k)
+    if near is None:
+        return None
+    rows, columns = (None if m is None else _spread(m, lead) for m in (mask, query_mask))
+    observed, seen = (_Set.of(x) for x in reversed(near))
+    n, N = k.shape[-2], noise.expand(*lead, 1, 1).reshape(-1, 1, 1)
+    E = bmm(observed.left, torch.cat([observed.right, seen.right], -2).mT).clamp_max_(0).exp_()
+    E[..., :n].diagonal(dim1=-2, dim2=-1).fill_(1)
+    _plus(_masked(E[..., :n], rows, rows), N, rows)
+    _masked(E[..., n:], rows, columns)
+    found: Tensor | float = 0.0
+    while n:
+        b = min(n, _BLOCK)
+        root, _ = factored(E[:, :b, :b], "K_k + noise I", noise)
+        W = bmm(root, E[:, :b, b:])  # [S, b, n - b + Q]
+        n -= b
+        found = found + W[..., n:].square().sum(-2)
+        E = baddbmm(E[:, b:, b:], W[..., :n].mT, W, alpha=-1) if n else E
+    assert isinstance(found, Tensor)
+    return found.reshape(*lead, -1)
 
 
 def closed_log_row_sums(t: Tokens) -> Tensor | None:
@@ -325,12 +374,16 @@ def _forward(
         inner = bmm(W, bmm(root_o, bmm(K_ok, v)))  # eq. 4, with a factor less than G v
     F = bmm(G, root_k.mT)  # [S, Q, K]
     mean = a * scale_k * inner  # [S, Q, D]
-    u = 1 - F.square().sum(-1)  # [S, Q]
-    if A is not None:
-        u -= noise[:, :, 0] * A.square().sum(-1)
     quadratic = (v * (scale_k.square() * Kv + noise * v)).sum((-2, -1))
     log_det = log_det + _count(mask, v) * (scale_k[:, 0, 0].square().log() + math.log(2 * math.pi))
     key = -0.5 * (quadratic + D * log_det)
+    if cost == "kl":
+        explained = bmm(F, F.mT)
+        explained = explained if A is None else explained.baddbmm_(noise * A, A.mT)
+        u = 1 - explained.diagonal(dim1=-2, dim2=-1)  # [S, Q]
+    else:
+        u = 1 - F.square().sum(-1)
+        u = u if A is None else u - noise[:, :, 0] * A.square().sum(-1)
     # the queries' density, or the divergence of their posterior
     if C is not None:
         root_q, log_det_q = others[-1]
@@ -339,9 +392,6 @@ def _forward(
         if cost == "marginal":
             value = 0.5 * (value + D * _count(query_mask, q) * math.log(2 * math.pi)) - key
         else:
-            explained = bmm(F, F.mT)
-            if A is not None:
-                explained.baddbmm_(noise * A, A.mT)
             explained.mul_(a).mul_(a.mT)  # E
             drawn = bmm(root_q, explained)  # [S, Q, Q]  R E
             root_v, log_det_v = factored(C - explained, "V + tau^2 I", noise)

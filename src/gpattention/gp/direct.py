@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.linalg import solve_triangular
 
 from gpattention.checks import check_choice
-from gpattention.gp.closed import ClosedMoments, closed_moments
+from gpattention.gp.closed import ClosedMoments, closed_explained, closed_moments
 from gpattention.gp.inputs import (
     Scalar,
     keep_pairs,
@@ -93,9 +93,13 @@ def unit_variance(process: UnitProcess) -> Tensor:
     Raises:
         NotPositiveDefiniteError: the keys' covariance has no factor.
     """
-    _, R = process.whitened()
-    R = R.triu() if process.causal else R  # prefixes of a forward substitution are causal
-    return within_bounds(1 - R.square().sum(-2), process)
+    p = process
+    explained = None if p.causal else closed_explained(p.q, p.k, p.noise, p.mask, p.query_mask)
+    if explained is None:
+        _, R = p.whitened()
+        R = R.triu() if p.causal else R  # prefixes of a forward substitution are causal
+        explained = R.square().sum(-2)
+    return within_bounds(1 - explained, p)
 
 
 def within_bounds(u: Tensor, process: UnitProcess) -> Tensor:

@@ -102,7 +102,7 @@ def _exponents(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
     """x_i . y_j - 1/2 |x_i|^2 - 1/2 |y_j|^2 of placed tokens, at most 0.  [..., N, M]"""
     of_x, of_y = (0.5 * t.square().sum(-1, keepdim=True) for t in (x, y))  # [..., N, 1], [..., M, 1]
     if x.dtype == dtype:
-        return (x @ y.mT - of_x - of_y.mT).clamp_max(0)
+        return (x @ y.mT).sub_(of_x).sub_(of_y.mT).clamp_max_(0)
     of_x, of_y = _or_lost(of_x), _or_lost(of_y)
     left = torch.cat([x, of_x, torch.ones_like(of_x)], -1)  # [..., N, C + 2]
     right = torch.cat([y, -torch.ones_like(of_y), -of_y], -1)  # [..., M, C + 2]
@@ -124,12 +124,10 @@ class _CrossGram(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
-        return _exponents(x, y, dtype).exp_()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2], output)
+    def forward(ctx: Any, x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+        K = _exponents(x, y, dtype).exp_()
+        ctx.save_for_backward(x, y, K)
+        return K
 
     @staticmethod
     @full_precision
@@ -148,14 +146,11 @@ class _Gram(torch.autograd.Function):
     """The same for y = x, with an exact diagonal: dx_i = sum_j (E + E^T)_ij (x_j - x_i)."""
 
     @staticmethod
-    def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
         K = _exponents(x, x, dtype).exp_()
         K.diagonal(dim1=-2, dim2=-1).fill_(1)
+        ctx.save_for_backward(x, K)
         return K
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0], output)
 
     @staticmethod
     @full_precision

@@ -31,16 +31,20 @@ from gpattention.ops import fused_mode
 LEAF = 24  # largest matrix that LAPACK factors whole
 
 
-def trains_on_cpu(*tensors: Tensor) -> bool:
-    """Whether closed forms may run: on a CPU, with gradients, where nobody needs to see plain operations.
+def is_closed_on_cpu(*tensors: Tensor) -> bool:
+    """Whether closed forms may run: on a CPU, where nobody needs to see plain operations.
 
     They take a batch in chunks: where it has no sequences there is none.
     """
-    if tensors[0].device.type != "cpu" or fused_mode() == "off" or not torch.is_grad_enabled():
+    if tensors[0].device.type != "cpu" or fused_mode() == "off" or any(x.numel() == 0 for x in tensors):
         return False
-    if any(x.numel() == 0 for x in tensors) or wants_plain_operations() or checks_are_deferred(*tensors):
-        return False
-    return any(x.requires_grad for x in tensors)
+    return not (wants_plain_operations() or checks_are_deferred(*tensors))
+
+
+def trains_on_cpu(*tensors: Tensor) -> bool:
+    """`is_closed_on_cpu` where a gradient is recorded."""
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return recorded and is_closed_on_cpu(*tensors)
 
 
 def inverse_root(M: Tensor) -> tuple[Tensor, Tensor, Tensor]:

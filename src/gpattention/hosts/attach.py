@@ -138,7 +138,7 @@ class Runner(Reader):
             if torch.is_grad_enabled() or normal.dtype != call.mean.dtype:
                 return call.mean + (log_std.exp()[..., None] * normal).to(call.mean.dtype)
             # in place, and token by token as the host goes on with it: not one new matrix
-            return normal.mul_(log_std.exp()[..., None]).add_(call.mean)
+            return torch.addcmul(call.mean, normal, log_std.exp()[..., None], out=normal)
 
         answer = self.answer(inputs, hook, shared)
         if not called:

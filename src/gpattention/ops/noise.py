@@ -19,7 +19,7 @@ NOISE_LAYOUT = 1  # one more whenever the same seed comes to give other numbers:
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number (splitmix64)
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
-_CACHED = 2**16  # pairs of numbers that a CPU makes at once
+_CACHED = 2**18  # pairs of numbers that a CPU makes at once
 
 
 class NoiseSource(Protocol):
@@ -194,8 +194,8 @@ class ItemNoise:
             bits = _mix(some[:, None] + steps)  # [rows, pairs]
             radius = _unit(bits >> 32).log_().mul_(-2).sqrt_()
             angle = _unit(bits).mul_(2 * math.pi)
-            torch.mul(radius, angle.cos(), out=to[..., 0])
-            torch.mul(radius, angle.sin_(), out=to[..., 1])
+            both = angle.cos().mul_(radius), angle.sin_().mul_(radius)
+            torch.complex(*both, out=torch.view_as_complex(to))  # side by side in half the time of two writes
         return found.view(draws, batch, -1)
 
     def _hash(self, draws: int, batch: int, places: Tensor) -> Tensor:
@@ -263,8 +263,8 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 def _unit(bits: Tensor) -> Tensor:
-    """The lower 24 bits as float32 in (0, 1); normal numbers reach 5.9 standard deviations."""
-    return (bits & 0xFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-24)
+    """The lower 24 bits, in the place of all, as float32 in (0, 1); normal numbers reach 5.9 deviations."""
+    return bits.bitwise_and_(0xFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-24)
 
 
 class ShardNoise(ItemNoise):
