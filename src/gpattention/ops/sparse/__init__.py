@@ -111,9 +111,9 @@ class Sizes:
 
     @cached_property
     def scratch(self) -> int:
-        """Room for a root and its transpose, or for both factors of a product that takes steps."""
+        """Room for a root and its transpose, or for both factors of a product and what it is."""
         side = max(self.padded.values()) if self.stepwise else 16
-        return 2 * side**2
+        return 3 * side**2
 
     @cached_property
     def stepwise(self) -> bool:

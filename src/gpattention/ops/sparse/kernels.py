@@ -115,7 +115,10 @@ from gpattention.ops.tiles import (
 # ruff: noqa: ANN001, ANN201
 
 
-_SHORT = tl.constexpr(32 * 32 * 32)  # multiplications of a product that is written out
+# while it is measured what is best
+APART = tl.constexpr(True)  # products of more than one block in a function of their own, or as they were
+STEP = tl.constexpr(32)  # of its inner axis
+PRECISION = tl.constexpr("ieee")
 
 
 @triton.jit
@@ -176,19 +179,45 @@ def dot(a, b):
     return tl.dot(a, b, input_precision="ieee")
 
 
+@triton.jit(noinline=True)
+def product_apart(a, ROWS: constexpr, COLUMNS: constexpr, INNER: constexpr, STEPS: constexpr):
+    """A B of two matrices in memory, written behind them, by one function however often it is called."""
+    b = a + ROWS * INNER
+    i, j, step = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, STEPS)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, INNER, STEPS):
+        at = start + step
+        A = tl.load(a + i[:, None] * INNER + at[None, :])
+        B = tl.load(b + at[:, None] * COLUMNS + j[None, :])
+        total = tl.dot(A, B, total, input_precision=PRECISION)
+    store(b + INNER * COLUMNS, total, ROWS, COLUMNS)
+    tl.debug_barrier()
+
+
 @triton.jit
 def mul(a, b, scratch):
-    """A B of small matrices: at once while it is short, else in steps through scratch memory.
+    """A B of small matrices: written out where all but one of its axes are one block, else apart from here.
 
-    Unrolled, products of larger matrices take minutes to compile and more registers than there are.
+    A product of 32 x 32 matrices is half a thousand instructions where it is written out.  Two dozen of them
+    are more than a multiprocessor keeps at hand, and their operands more than there are registers.
     """
     M: constexpr = a.shape[0]
     K: constexpr = a.shape[1]
     N: constexpr = b.shape[1]
-    if M * K * N <= _SHORT:
+    if APART:
+        if (M <= BLOCK) + (K <= BLOCK) + (N <= BLOCK) >= 2:
+            found = dot(a, b)
+        else:
+            tl.debug_barrier()  # what was here has been read
+            store(scratch, a, M, K)
+            store(scratch + M * K, b, K, N)
+            tl.debug_barrier()
+            product_apart(scratch, M, N, K, min(K, STEP))
+            found = fetch(scratch + M * K + K * N, M, N)
+    elif M * K * N <= 32 * 32 * 32:
         found = dot(a, b)
     else:
-        tl.debug_barrier()  # what was here has been read
+        tl.debug_barrier()
         store(scratch, a, M, K)
         store(scratch + M * K, b, K, N)
         tl.debug_barrier()
