@@ -119,6 +119,7 @@ from gpattention.ops.tiles import (
 APART = tl.constexpr(True)  # products of more than one block in a function of their own, or as they were
 STEP = tl.constexpr(32)  # of its inner axis
 PRECISION = tl.constexpr("ieee")
+TURN = tl.constexpr(True)  # what is wanted of them turned is no product of its own
 
 
 @triton.jit
@@ -223,6 +224,22 @@ def mul(a, b, scratch):
         tl.debug_barrier()
         found = product(scratch, K, 1, scratch + M * K, N, 1, M, N, K)
     return found
+
+
+@triton.jit
+def mul_turned(found, b_t, a_t, scratch):
+    """(A B)^T of an A B that was found: another product, B^T A^T, where products are written out.
+
+    There it would be read by columns, where products go through memory it is written there turned.
+    """
+    M: constexpr = b_t.shape[0]
+    K: constexpr = b_t.shape[1]
+    N: constexpr = a_t.shape[1]
+    if (not TURN) or (not APART) or ((M <= BLOCK) + (K <= BLOCK) + (N <= BLOCK) >= 2):
+        turned = mul(b_t, a_t, scratch)
+    else:
+        turned = tl.trans(found)
+    return turned
 
 
 @triton.jit
@@ -635,7 +652,8 @@ def covariance_root(R, R_t, T, to_N, to_R_N, scratch, N: constexpr):
     _, failed = root_of(inner, to_R_N, N)
     turn(scratch, to_R_N, N, N)
     L_N = mul(inner, fetch(scratch, N, N), scratch)  # N L_N^-T
-    return mul(tl.trans(R), L_N, scratch), mul(tl.trans(L_N), R, scratch), failed
+    R_c = mul(tl.trans(R), L_N, scratch)
+    return R_c, mul_turned(R_c, tl.trans(L_N), R, scratch), failed
 
 
 @triton.jit
@@ -714,7 +732,8 @@ def small_kernel(
         G_q, R_q = fetch(sums + SUM.Q, MP, MP), fetch(factors + FACTOR.RQ, MP, MP)
         log_det = tl.load(factors + FACTOR.DET + 2)
         half = mul(R_q, c, scratch)
-        u, u_t = mul(tl.trans(R_q), half, scratch), mul(tl.trans(half), R_q, scratch)
+        u = mul(tl.trans(R_q), half, scratch)
+        u_t = mul_turned(u, tl.trans(half), R_q, scratch)
         e = mul(G_q, u, scratch) / s
         quadratic = tl.sum(u * e) + tl.sum(e * e)
         store(factors + FACTOR.E, e, MP, DP)
@@ -914,7 +933,8 @@ def small_backward_kernel(
     by_log_scale = trace(turned, MP) + by_prior
     tl.store(grad_scale_q + i, by_log_scale / scalar_of(scale_q, b, h))
 
-    c, c_t = mul(R, by_c, scratch), mul(tl.trans(by_c), fetch(factors + FACTOR.RT, MP, MP), scratch)
+    c = mul(R, by_c, scratch)
+    c_t = mul_turned(c, tl.trans(by_c), fetch(factors + FACTOR.RT, MP, MP), scratch)
     half = mul(c, fetch(factors + FACTOR.YT, DP, MP), scratch)
     X = 0.5 * (half + tl.trans(half))
     white = mul(z, c_t, scratch)  # [LP, MP]
@@ -957,7 +977,9 @@ def small_backward_kernel(
         by_noise -= 0.5 * g_key * (squares + D * keys / s)
     else:
         by_z = u + g_key * z
-        by_P, by_P_t = mul(tl.trans(R_l), by_z, scratch) / s, mul(tl.trans(by_z), R_l, scratch) / s
+        by_P = mul(tl.trans(R_l), by_z, scratch)
+        by_P_t = mul_turned(by_P, tl.trans(by_z), R_l, scratch) / s
+        by_P = by_P / s
         half_l = mul(u + 0.5 * g_key * z, fetch(factors + FACTOR.ZT, DP, LP), scratch)
         X_l += 0.5 * (half_l + tl.trans(half_l))
         by_scale -= tl.sum(u * z)
