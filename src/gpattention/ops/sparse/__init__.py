@@ -144,14 +144,13 @@ class Sizes:
         MP, LP, _, DP = self.padded.values()
         square, cross, wide, high = MP * MP, LP * MP, MP * DP, LP * DP
         plain, kl = (
-            [*accumulate((
+            Factors._make([*accumulate((
                 square, LP * LP, cross, wide, high, wide, square, square, square, wide, square, wide, square,
                 square, extra, extra, extra, _SCALARS,
-            ))]
+            )), 0])
             for extra in (0, square)
         )  # fmt: skip
-        uq, qk = Factors._fields.index("UQ"), Factors._fields.index("QK")
-        return Factors(*plain, plain[uq]), Factors(*kl, kl[qk])
+        return plain._replace(RQ=plain.UQ), kl._replace(RQ=kl.QK)
 
     @cached_property
     def row_sums(self) -> RowSums:
