@@ -565,7 +565,8 @@ def _scgp_backward(
     packed = sizes.factors[kl]
     d_q, d_k, d_o = (token_major(B, H, n, C, q) for n in (NQ, N, N))
     d_v, d_log = token_major(B, H, N, D, q), empty(B, H, NQ) if log_amplitude is not None else None
-    splits, length, query_length = sizes.cut_both("keys_backward", N, NQ)
+    # whose tile is never smaller than that of `keys_backward`: no program has half a tile for its share
+    splits, length, query_length = sizes.cut_both("rows_backward", N, NQ)
     shares_m = empty(3 - sizes.two, S, splits, MP * CP)
     shares_l = empty(2, S, splits, LP * CP) if sizes.two else shares_m[2:]
     rows, scalars = empty(S, splits, sizes.row_sums.SIZE), empty(3, B, H)
