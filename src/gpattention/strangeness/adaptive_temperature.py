@@ -404,7 +404,7 @@ class _Problem:
 
     @cached_property
     def _pieces(self) -> tuple[float, float, Tensor, Tensor]:
-        """First point, distance to the next, the place of each item's first cubic, all cubics.  [N], [M, 4]"""
+        """First point, distance to the next, places of the items' first cubics, all cubics.  [N], [M, 4]"""
         grid, (items, pieces, _) = _grid(self.constant), self.cubics.shape
         first = torch.arange(items) * pieces  # [N]
         return float(grid[0]), float(grid[1] - grid[0]), first, self.cubics.flatten(0, 1)
