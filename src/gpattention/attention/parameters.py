@@ -204,6 +204,20 @@ class Positive(nn.Module):
         return f"{tuple(self.raw.shape)}, floor={self.floor}{fixed}"
 
 
+def values_of(*given: Positive) -> tuple[Tensor, ...]:
+    """The values of each; compiled, a few numbers of one shape are worked out in one launch, and so back."""
+    raws, plain = [p.raw for p in given], all(type(p) is Positive and not p._forward_hooks for p in given)
+    if not torch.compiler.is_compiling() or not plain or len({(x.shape, x.dtype) for x in raws}) > 1:
+        return tuple(p() for p in given)
+    raw = torch.stack(raws).to(torch.promote_types(raws[0].dtype, torch.float32))
+    place = torch.arange(len(given), device=raw.device).view(-1, *[1] * raws[0].ndim)
+    values = softplus(raw)
+    for i, p in enumerate(given):
+        if p.floor:
+            values = values + torch.where(place == i, p.floor, 0.0)
+    return values.unbind()
+
+
 ACTIVE = 4
 SPREAD = 1.0
 BACKGROUND = 0.1  # squared distance the other dimensions add, in all
