@@ -98,7 +98,8 @@ def recomputed(made: Mapping[str, Tensor]) -> Iterator[None]:
 
     `made` is the result of `projected_together` by name; all other tensors are kept as usual.
     """
-    first = next(iter(made.values()), None)
+    # what a compiler sees has no such node, and newer ones (torch 2.13) refuse to look for it
+    first = None if torch.compiler.is_compiling() else next(iter(made.values()), None)
     if first is None or type(first.grad_fn).__name__ != f"{_Together.__name__}Backward":
         yield
         return
@@ -206,7 +207,8 @@ class Positive(nn.Module):
 
 def values_of(*given: Positive) -> tuple[Tensor, ...]:
     """The values of each; compiled, a few numbers of one shape are worked out in one launch, and so back."""
-    raws, plain = [p.raw for p in given], all(type(p) is Positive and not p._forward_hooks for p in given)
+    raws: list[Tensor] = [p.raw for p in given]
+    plain = all(type(p) is Positive and not p._forward_hooks for p in given)
     if not torch.compiler.is_compiling() or not plain or len({(x.shape, x.dtype) for x in raws}) > 1:
         return tuple(p() for p in given)
     raw = torch.stack(raws).to(torch.promote_types(raws[0].dtype, torch.float32))

@@ -188,9 +188,9 @@ class _Sizes:
 _sizes_of = lru_cache(maxsize=256)(_Sizes)  # Python is most of a short sequence's time
 
 
-def _sizes(*sizes: int) -> _Sizes:
+def _sizes(sizes: tuple[int, int, int, int, int, int], with_variance: bool) -> _Sizes:
     """Of a call; a compiler may not know them yet."""
-    return (_sizes_of if {*map(type, sizes)} <= {int, bool} else _Sizes)(*sizes)
+    return (_sizes_of if {*map(type, sizes)} == {int} else _Sizes)(*sizes, with_variance)
 
 
 def _forward(
@@ -206,7 +206,7 @@ def _forward(
 ) -> Made:
     found = kernels_of("sgpa")
     (B, H, N, C), D, m = x.shape, v.shape[3], b.shape[1]
-    sizes = _sizes(B, H, N, m, C, D, with_variance)
+    sizes = _sizes((B, H, N, m, C, D), with_variance)
     P, NP, kl = sizes.padded, sizes.NP, allocator(x)(B, H)
     (state, kept), (_, scratch) = room(x, sizes.kept), room(x, sizes.forward)
     origin, turned, phi, packed = kept["origin"], kept["turned"], kept["phi"], scratch["packed"]
@@ -237,7 +237,7 @@ def _backward(
 ) -> Made:  # fmt: skip
     found = kernels_of("sgpa")
     (B, H, N, C), (m, D) = x.shape, v_b.shape[1:]
-    sizes = _sizes(B, H, N, m, C, D, with_variance)
+    sizes = _sizes((B, H, N, m, C, D), with_variance)
     P, NP, empty = sizes.padded, sizes.NP, allocator(x)
     kept, (_, scratch) = rooms(state, sizes.kept), room(x, sizes.backward)
     tokens_b, origin, phi, root = kept["tokens_b"], kept["origin"], kept["phi"], kept["root"]
