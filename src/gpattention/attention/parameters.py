@@ -208,7 +208,7 @@ class Positive(nn.Module):
 def values_of(*given: Positive) -> tuple[Tensor, ...]:
     """The values of each; compiled, a few numbers of one shape are worked out in one launch, and so back."""
     raws: list[Tensor] = [p.raw for p in given]
-    plain = all(type(p) is Positive and not p._forward_hooks for p in given)
+    plain = all(type(p) is Positive and not (p._forward_hooks or p._forward_pre_hooks) for p in given)
     if not torch.compiler.is_compiling() or not plain or len({(x.shape, x.dtype) for x in raws}) > 1:
         return tuple(p() for p in given)
     raw = torch.stack(raws).to(torch.promote_types(raws[0].dtype, torch.float32))
