@@ -1,8 +1,8 @@
 """Several trainings on one GPU: do they take turns, or compute at the same time (`--share-gpu`)?
 
 Processes that each train the paper's model for CIFAR-10 (batch 100) for some seconds, one alone and some side
-by side, without and with NVIDIA's Multi-Process Service.  Printed are all processes' steps a second against
-those of one process alone.
+by side: in turns, shared whole by NVIDIA's Multi-Process Service, and shared in parts as `--share-gpu` does.
+Printed are all processes' steps a second against those of one process alone.
 
     python benchmarks/side_by_side.py --kinds kernel cgp scgp-16 --processes 1 4 8 --out results/bench
 """
@@ -22,6 +22,7 @@ import torch
 from gpattention.studies.bench import prepare_step
 from gpattention.studies.scheduler import shared_gpu
 
+WAYS = ("in turns", "whole", "in parts")
 AT_ONCE = 10  # steps between two looks at the clock
 
 
@@ -69,11 +70,13 @@ def measure(given: argparse.Namespace) -> Iterator[dict[str, object]]:
     for kind in given.kinds:
         alone = together(kind, given.device, 1, given.seconds)
         for processes in given.processes:
-            for shared in (False, True) if given.device.startswith("cuda") else (False,):
-                with shared_gpu() if shared else nullcontext():
+            for way in WAYS if given.device.startswith("cuda") else WAYS[:1]:
+                with (
+                    nullcontext() if way == "in turns" else shared_gpu(processes if way == "in parts" else 1)
+                ):
                     rate = together(kind, given.device, processes, given.seconds)
                 yield {
-                    "kind": kind, "processes": processes, "shared": "yes" if shared else "no",
+                    "kind": kind, "processes": processes, "gpu": way,
                     "steps_a_second": f"{rate:.1f}", "to_one_alone": f"{rate / alone:.2f}",
                 }  # fmt: skip
 

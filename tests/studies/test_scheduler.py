@@ -19,6 +19,7 @@ from gpattention.studies import scheduler
 from gpattention.studies.scheduler import (
     CONTROL,
     LOG,
+    PART,
     PIPE,
     TRIES,
     Died,
@@ -26,6 +27,7 @@ from gpattention.studies.scheduler import (
     SharingError,
     Work,
     _Worker,
+    part_of_gpu,
     report,
     shared_gpu,
     side_by_side,
@@ -197,7 +199,8 @@ with open({{log!r}}, "a") as log:
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine without the service: nothing on the path."""
     monkeypatch.delenv(PIPE, raising=False)
-    monkeypatch.delenv(LOG, raising=False)
+    for name in (LOG, PART):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(scheduler, "FURTHER", ())
     return tmp_path
@@ -214,12 +217,13 @@ def test_the_service_is_started_named_and_ended_whatever_happens(
     alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = service(alone)
-    with shared_gpu():
+    with shared_gpu(10):
         place = os.environ[PIPE]
         assert os.environ[LOG] == place
+        assert os.environ[PART] == "30"
         assert log.read_text() == f"-d {place} {place}\n"
     assert log.read_text().splitlines()[1:] == [f"quit {place} {place}"]
-    assert not {PIPE, LOG} & set(os.environ)
+    assert not {PIPE, LOG, PART} & set(os.environ)
     assert not Path(place).exists()
     monkeypatch.setenv(LOG, "mine")
     with pytest.raises(KeyError), shared_gpu():
@@ -227,9 +231,18 @@ def test_the_service_is_started_named_and_ended_whatever_happens(
     assert os.environ[LOG] == "mine"
     assert [line.split()[0] for line in log.read_text().splitlines()] == ["-d", "quit"] * 2
     monkeypatch.setenv(PIPE, "theirs")  # one that runs already is used and left
-    with shared_gpu():
+    with shared_gpu(16):
         assert os.environ[PIPE] == "theirs"
+        assert os.environ[PART] == "19"
+    assert os.environ[PIPE] == "theirs"
+    monkeypatch.setenv(PART, "50")
+    with shared_gpu(16):
+        assert os.environ[PART] == "50"
     assert len(log.read_text().splitlines()) == 4
+
+
+def test_parts_overlap_and_are_never_more_than_the_whole() -> None:
+    assert [part_of_gpu(n) for n in (1, 2, 3, 4, 10, 25, 400)] == [100, 100, 100, 75, 30, 12, 1]
 
 
 @pytest.mark.parametrize(

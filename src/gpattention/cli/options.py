@@ -83,7 +83,7 @@ def working(
         device = str(choose_device(device))
         if share_gpu and not device.startswith("cuda"):
             raise ValueError(f"expected a CUDA device with --share-gpu, got {device}")
-        with shared_gpu() if share_gpu else nullcontext():
+        with shared_gpu(jobs) if share_gpu else nullcontext():
             yield None, device, data
         return
     if share_gpu:

@@ -12,7 +12,8 @@ and which is the other two by the time that code is generated.
 Names tie the two functions together: the backward pass names what it wants of the inputs and of what the
 forward pass made, `by_<output>` is the gradient of an output, `<input>_shape` the shape of an input, and
 `needed` says of which inputs a gradient is wanted.  Gradients of several inputs of one shape may come as one
-tensor, `together`: operators may not return parts of one, and would copy each.
+tensor, `together`: operators may not return parts of one, and would copy each.  A forward pass that makes
+more where a backward pass may follow has a keyword `train`, which says so; callers do not give it.
 """
 
 import inspect
@@ -74,8 +75,8 @@ class Fused:
 
     Args:
         name: of the operator.
-        forward: of tensors, then options (those with a default are for eager calls alone); what it made, by
-            name.
+        forward: of tensors, then options (those with a default are for eager calls alone), and perhaps the
+            keyword `train`; what it made, by name.
         outputs: which of these callers get.
         backward: gradients of inputs, by name; None for what has none.
         beside: gradients that are plain operations on those of the outputs, which a compiler had better see.
@@ -93,7 +94,9 @@ class Fused:
         together: tuple[str, ...] = (),
     ) -> None:
         self.name, self.forward, self.backward, self.outputs = name, forward, backward, outputs
-        given = inspect.signature(forward).parameters
+        parameters = inspect.signature(forward).parameters
+        self._asks_to_train = "train" in parameters
+        given = {n: p for n, p in parameters.items() if _is_given(p)}
         self._given = list(given)
         self.tensors = [n for n in given if given[n].annotation in (Tensor, Tensor | None)]
         wanted = [] if backward is None else list(inspect.signature(backward).parameters)
@@ -119,7 +122,12 @@ class Fused:
         if torch.compiler.is_compiling():
             made = self._operator(*args[: self._count])
             return tuple(_found(x) for x in made[: len(self.outputs)])
-        return _Eager.apply(self, *args)  # type: ignore[no-untyped-call]
+        told = self._told(self._asks_to_train and torch.is_grad_enabled() and _require_gradients(args))
+        return _Eager.apply(self, told, *args)  # type: ignore[no-untyped-call]
+
+    def _told(self, train: bool) -> dict[str, bool]:
+        """What the forward pass is told beside its arguments."""
+        return {"train": train} if self._asks_to_train else {}
 
     def remember(self, ctx: Any, args: Sequence[Any], made: Made) -> None:
         """Keep what the backward pass asks for."""
@@ -164,7 +172,7 @@ class Fused:
         class Differentiable(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
-                tensors = tuple(forward(*args))
+                tensors = tuple(forward(*args, **self._told(True)))
                 self.remember(ctx, args, self._named(tensors))
                 return tensors
 
@@ -180,11 +188,11 @@ class Fused:
 
         def call(*args: Any) -> list[Tensor]:
             if backward is None or not torch.is_grad_enabled() or not _require_gradients(args):
-                found: list[Tensor] = forward(*args)
+                found: list[Tensor] = forward(*args, **self._told(False))
                 return found
             return list(Differentiable.apply(*args))  # type: ignore[no-untyped-call]
 
-        _define(f"{self.name}_call", self.forward)
+        _define(f"{self.name}_call", self.forward, told=False)
         _LIBRARY.impl(f"{self.name}_call", call, "CompositeImplicitAutograd")
 
 
@@ -196,26 +204,34 @@ class _Eager(torch.autograd.Function):
     """The two functions of a `Fused`, without the dispatcher."""
 
     @staticmethod
-    def forward(ctx: Any, fused: Fused, *args: Any) -> tuple[Tensor | None, ...]:
-        ctx.fused, made = fused, fused.forward(*args)
+    def forward(ctx: Any, fused: Fused, told: dict[str, bool], *args: Any) -> tuple[Tensor | None, ...]:
+        ctx.fused, made = fused, fused.forward(*args, **told)
         if fused.backward is not None:
             fused.remember(ctx, args, made)
         return tuple(made.get(name) for name in fused.outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        fused, needed = ctx.fused, ctx.needs_input_grad[1:]
+        fused, needed = ctx.fused, ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
             refuse_second_derivative(f"the gradient of {fused.name}")
         found = fused.apart(fused.backward(**fused.asked(ctx, grads, needed))) | fused.beside(grads)
         gradients = [found.get(name) for name in fused.tensors]
-        return None, *gradients, *[None] * (len(needed) - len(gradients))
+        return None, None, *gradients, *[None] * (len(needed) - len(gradients))
 
 
-def _define(name: str, function: Callable[..., Made]) -> inspect.Signature:
-    """Tell torch of `gpattention::<name>`, which takes what the function does but what has a default."""
+def _is_given(parameter: inspect.Parameter) -> bool:
+    """Whether callers give it."""
+    return parameter.kind is not parameter.KEYWORD_ONLY
+
+
+def _define(name: str, function: Callable[..., Made], *, told: bool = True) -> inspect.Signature:
+    """Tell torch of `gpattention::<name>`, which takes what the function does but what has a default.
+
+    Unless it is to be `told`, without what its callers do not give.
+    """
     signature = inspect.signature(function)
-    given = [p for p in signature.parameters.values() if p.default is p.empty]
+    given = [p for p in signature.parameters.values() if p.default is p.empty and (told or _is_given(p))]
     signature = signature.replace(parameters=given, return_annotation=list[Tensor])
 
     def described(*args: Any) -> list[Tensor]:
@@ -234,15 +250,15 @@ def _operator(name: str, function: Callable[..., Made], made: list[str]) -> Any:
     an operator that says what it writes would be one more for every layer.
     """
 
-    def run(*args: Any) -> list[Tensor]:
+    def run(*args: Any, **told: bool) -> list[Tensor]:
         with counted_failures():  # and unraised, as in all compiled code
-            found = function(*args)
+            found = function(*args, **told)
         return _unaliased([found.get(n) for n in made], args)
 
-    def shapes(*args: Any) -> list[Tensor]:
+    def shapes(*args: Any, **told: bool) -> list[Tensor]:
         token = _absent.set(True)
         try:
-            return run(*args)
+            return run(*args, **told)
         finally:
             _absent.reset(token)
 

@@ -18,6 +18,7 @@ are averaged, so that MC dropout and ensembles can have such temperatures too.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -299,36 +300,48 @@ class _Problem:
         """The NLL of every item.  [N]"""
         return self._at(_log_temperatures(self.z, coefficients, self.constant))[0]
 
-    def solve(self, columns: Sequence[int], free: Sequence[bool], without: int | None = None) -> Tensor:
-        """c and b, 0 outside `columns`, by all sets but one; b >= 0 unless `free`.  [1 + K]"""
+    def solve(
+        self, columns: Sequence[int], free: Sequence[bool], without: int | None = None,
+        start: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """c and b, 0 outside `columns`, by all sets but one; b >= 0 unless `free`.  [1 + K]
+
+        `start` are coefficients of a similar problem, for fewer steps.
+        """
         sizes = torch.bincount(self.place[self.fitted], minlength=int(self.place.max()) + 1)
         weight = torch.where(self.fitted, 1 / sizes[self.place], 0.0).double()  # [N]
         if without is not None:
             weight = weight.masked_fill(self.place == without, 0.0)
-        found = []
+        found, fit = [], self._constant() if start is None else start
         # first without the bound; if it is exceeded, fits with more weight on clean items may be better
         for emphasis in EMPHASES:
             emphasised = torch.where(self.place == 0, emphasis * weight, weight)
-            fit = self._non_negative(emphasised / emphasised.sum(), list(columns), free)
+            fit = self._non_negative(emphasised / emphasised.sum(), list(columns), free, fit)
             bounded = self._within_bound(fit)
             found.append((float(weight @ self.nll(bounded)), bounded))
             if bounded.equal(fit):
                 break
         return min(found, key=lambda pair: pair[0])[1]
 
-    def _non_negative(self, weight: Tensor, columns: list[int], free: Sequence[bool]) -> Tensor:
+    def _constant(self) -> Tensor:
+        """The coefficients of the constant temperature.  [1 + K]"""
+        found = self.z.new_zeros(1 + self.z.shape[1])
+        found[0] = math.log(self.constant)
+        return found
+
+    def _non_negative(self, weight: Tensor, columns: list[int], free: Sequence[bool], fit: Tensor) -> Tensor:
         while True:
-            fit = self._newton(weight, columns)
+            fit = self._newton(weight, columns, fit)
             below = [k for k in columns if not free[k] and fit[1 + k] < 0]
             if not below:
                 return fit
             columns.remove(min(below, key=lambda k: float(fit[1 + k])))
 
-    def _newton(self, weight: Tensor, columns: list[int]) -> Tensor:
+    def _newton(self, weight: Tensor, columns: list[int], start: Tensor) -> Tensor:
         """Minimise the weighted NLL by damped Newton steps, as the curves are not convex everywhere."""
         x = torch.cat([torch.ones_like(self.z[:, :1]), self.z[:, columns]], 1)  # [N, 1 + k]
-        theta = x.new_zeros(x.shape[1])
-        theta[0] = math.log(self.constant)
+        places = [0, *(1 + k for k in columns)]
+        theta = start[places]
         ridge = torch.full_like(theta, RIDGE)
         ridge[0] = 0
         low, high = min(0.0, math.log(self.constant)), math.log(LIMIT)
@@ -356,17 +369,15 @@ class _Problem:
                 damping *= 8
                 if damping > 1e8:
                     break
-        whole = self.z.new_zeros(1 + self.z.shape[1])
-        whole[0] = theta[0]
-        whole[[1 + k for k in columns]] = theta[1:]
+        whole = torch.zeros_like(start)
+        whole[places] = theta
         return whole
 
     def _within_bound(self, fit: Tensor) -> Tensor:
         """The fit, or the point on the way from the constant temperature to it where the bound is met."""
-        start = torch.zeros_like(fit)
-        start[0] = math.log(self.constant)
         if self._allowed(fit):
             return fit
+        start = self._constant()
         # by bisection, as the NLL of clean items rises on the way
         share, beyond = 0.0, 1.0
         for _ in range(12):
@@ -377,23 +388,35 @@ class _Problem:
 
     def _allowed(self, coefficients: Tensor) -> bool:
         """Whether the bound holds for all clean items, and for those that no density was fitted to."""
-        clean = int((self.place == 0).sum())
-        u = _log_temperatures(self.z[:clean], coefficients, self.constant)
-        fixed = torch.full_like(u, math.log(self.constant))
-        lost = self._clean_nll(u) - self._clean_nll(fixed)
-        return max(float(lost.mean()), float(lost[self.fitted[:clean]].mean())) <= self.bound
+        z, fitted, before = self._clean
+        lost = self._clean_nll(_log_temperatures(z, coefficients, self.constant)) - before
+        return max(float(lost.mean()), float(lost[fitted].mean())) <= self.bound
+
+    @cached_property
+    def _clean(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of clean items: z, whether they are fitted to, and the NLL at the constant.  [n, K], [n], [n]"""
+        count = int((self.place == 0).sum())
+        constant = self.z.new_full((count,), math.log(self.constant))
+        return self.z[:count], self.fitted[:count], self._clean_nll(constant)
 
     def _clean_nll(self, u: Tensor) -> Tensor:
         return self._at(u)[0] if self.exact is None else self.exact(u)
 
+    @cached_property
+    def _pieces(self) -> tuple[float, float, Tensor, Tensor]:
+        """First point, distance to the next, places of the items' first cubics, all cubics.  [N], [M, 4]"""
+        grid, (items, pieces, _) = _grid(self.constant), self.cubics.shape
+        first = torch.arange(items) * pieces  # [N]
+        return float(grid[0]), float(grid[1] - grid[0]), first, self.cubics.flatten(0, 1)
+
     def _at(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Value, slope and curvature of the first n curves at log temperatures u [n].  [n] each"""
-        grid = _grid(self.constant)
-        step = float(grid[1] - grid[0])
-        left = ((u - grid[0]) / step).floor().long().clamp(0, len(grid) - 2)  # [N]
-        t = (u - grid[left]) / step
-        rows = torch.arange(len(u)) * (len(grid) - 1) + left
-        a, da, p, q = self.cubics.flatten(0, 1).index_select(0, rows).unbind(1)
+        low, step, first, cubics = self._pieces
+        t = (u - low) / step
+        left = t.floor().clamp_(0, self.cubics.shape[1] - 1)  # [n]
+        t -= left
+        rows = first[: len(u)] + left.long()
+        a, da, p, q = cubics.index_select(0, rows).unbind(1)
         value = a + t * (da + t * (p + t * q))
         return value, (da + t * (2 * p + 3 * t * q)) / step, (2 * p + 6 * t * q) / step**2
 
@@ -420,22 +443,22 @@ def _choose(problem: _Problem, free: Sequence[bool]) -> tuple[list[int], Tensor]
     """
     shifts = range(1, int(problem.place.max()) + 1)
 
-    def judge(columns: list[int]) -> list[Tensor]:
-        """NLL of the items of every shift by a fit to the others."""
-        fits = ((s, problem.solve(columns, free, without=s)) for s in shifts)
-        return [problem.nll(fit)[problem.place == s] for s, fit in fits]
+    def judge(columns: list[int], starts: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor]]:
+        """NLL of the items of every shift by a fit to the others, and these fits."""
+        fits = [problem.solve(columns, free, s, start) for s, start in zip(shifts, starts, strict=True)]
+        return [problem.nll(fit)[problem.place == s] for s, fit in zip(shifts, fits, strict=True)], fits
 
     def mean(each: list[Tensor]) -> float:
         return float(torch.stack([x.mean() for x in each]).mean())
 
     chosen: list[int] = []
-    judged = judge(chosen)
+    judged, fits = judge(chosen, [None] * len(shifts))
     while rest := [k for k in range(problem.z.shape[1]) if k not in chosen]:
-        trials = {k: judge([*chosen, k]) for k in rest}
-        best = min(trials, key=lambda k: mean(trials[k]))
-        gains = [before - after for before, after in zip(judged, trials[best], strict=True)]
+        trials = {k: judge([*chosen, k], fits) for k in rest}
+        best = min(trials, key=lambda k: mean(trials[k][0]))
+        gains = [before - after for before, after in zip(judged, trials[best][0], strict=True)]
         error = float(torch.stack([x.var(correction=0) / len(x) for x in gains]).sum().sqrt()) / len(gains)
         if not mean(gains) > max(GAIN, 2 * error):
             break
-        chosen, judged = [*chosen, best], trials[best]
+        chosen, (judged, fits) = [*chosen, best], trials[best]
     return chosen, torch.stack([x.mean() for x in judged])

@@ -5,6 +5,7 @@ leaves the others alone.  Where the work is done is an `Engine`'s affair: proces
 cluster's (`ray_cluster`).  `shared_gpu` lets processes compute on one GPU at the same time.
 """
 
+import math
 import os
 import shutil
 import signal
@@ -284,6 +285,7 @@ def _child(pipe: Connection, work: Work, task: Any, slot: int, fresh: bool) -> N
 CONTROL = "nvidia-cuda-mps-control"
 FURTHER = ("/usr/local/nvidia/bin", "/usr/bin")  # drivers of a container are not always on the path
 PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+PART = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # of the multiprocessors that the kernels of a process may take
 PATIENCE = 30.0  # seconds for the service to start, or to stop when its last process is gone
 
 
@@ -291,18 +293,33 @@ class SharingError(OSError):
     """The service is not installed, or did not start."""
 
 
+def part_of_gpu(processes: int) -> int:
+    """Percent of the GPU for each of several processes: three times an equal share.
+
+    Small kernels of one process then leave room for those of others, which more than makes up for their
+    taking longer; while some processes wait, the others still fill the GPU.
+    """
+    return min(100, math.ceil(300 / processes))
+
+
 @contextmanager
-def shared_gpu() -> Iterator[None]:
+def shared_gpu(processes: int = 1) -> Iterator[None]:
     """Let processes that are started inside share the GPUs; the service ends with the block.
 
-    Where CUDA_MPS_PIPE_DIRECTORY is set already, the service that it names is used and left running.  The
-    settings of the GPU are not touched.  A process that crashes on the GPU takes those beside it down.
+    Where CUDA_MPS_PIPE_DIRECTORY is set already, the service that it names is used and left running, and so
+    is the part of the GPU in CUDA_MPS_ACTIVE_THREAD_PERCENTAGE.  The settings of the GPU are not touched.
+    A process that crashes on the GPU takes those beside it down.
+
+    Args:
+        processes: how many at once, which decides the part that each may take (`part_of_gpu`).
 
     Raises:
         SharingError: the service is not installed, or did not start.
     """
+    part = {} if os.environ.get(PART) else {PART: str(part_of_gpu(processes))}
     if os.environ.get(PIPE):
-        yield
+        with _environment(part):
+            yield
         return
     program = shutil.which(CONTROL, path=os.pathsep.join((os.environ.get("PATH", ""), *FURTHER)))
     if program is None:
@@ -310,15 +327,24 @@ def shared_gpu() -> Iterator[None]:
         wanted = f"{CONTROL} of NVIDIA's driver on the path to share a GPU"
         raise SharingError(f"expected {wanted}, got none; {without}")
     place = Path(tempfile.mkdtemp(prefix="gpattention-mps-"))
-    before = {name: os.environ.get(name) for name in (PIPE, LOG)}
-    os.environ.update(dict.fromkeys(before, str(place)))
+    with _environment({PIPE: str(place), LOG: str(place), **part}):
+        try:
+            started, message = _call([program, "-d"])
+            if started != 0:
+                raise SharingError(f"{program} did not start: {message or f'exit code {started}'}")
+            yield
+        finally:
+            _end_service(program, place)
+
+
+@contextmanager
+def _environment(changes: dict[str, str]) -> Iterator[None]:
+    """Variables of this process and those that it starts, put back afterwards."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
     try:
-        started, message = _call([program, "-d"])
-        if started != 0:
-            raise SharingError(f"{program} did not start: {message or f'exit code {started}'}")
         yield
     finally:
-        _end_service(program, place)
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 

@@ -2,14 +2,16 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from gpattention import gp
 from gpattention.gp.sparse import FusedSCGPPosterior
-from gpattention.ops import switch
+from gpattention.ops import sparse, switch
 from gpattention.ops.sparse import Sizes, shared_matrices
 from tests.gp.samples import sample
 from tests.ops import comparison
@@ -114,6 +116,62 @@ def test_cuts_fill_a_gpu_and_cover_every_token() -> None:
         assert heads * splits <= max(512, heads)
     assert splits == 2
     assert Sizes(4, 1, 1, 1, 16, 16, 32, 32, two=False, pooled=False).cut("sums", 2**20) == (128, 8192)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("inducing", [5, 17])
+def test_factors_are_kept_or_made_again(kept: bool, inducing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to 32 inducing inputs, where a gradient can be asked for; the results have the same bits."""
+    x, told = sample(1, 1, queries=3, keys=4, inducing=(inducing,) * 2, dtype=torch.float32), []
+
+    def noted(*args: Any, train: bool, again: bool = False) -> Any:
+        told.append((train, again))
+        return make(*args, train=train, again=again)
+
+    def found(k: Tensor = x.k, noise: float = 0.1) -> tuple[Tensor, ...]:
+        with gp.fused_kernels("on"), gp.deferred_checks():
+            p = gp.scgp_posterior(x.q, k, *tokens, noise=noise, objectives=("dtc", "kl"))
+        return p.mean, p.variance, p.log_density().total, p.kl()
+
+    make, tokens = sparse.small_factors, (x.o, x.v, x.inducing_q)
+    monkeypatch.setattr(sparse, "small_factors", noted)
+    k = x.k.clone().requires_grad_()
+    usual = [*found(k), *torch.autograd.grad(sum(y.sum() for y in found(k)), k)]
+    assert told == [(True, False)] * 2
+    monkeypatch.setattr(sparse, "_KEPT", 32 if kept else 0)
+    told.clear()
+    outputs = found(k)
+    loss = sum(y.sum() for y in outputs)
+    (first,) = torch.autograd.grad(loss, k, retain_graph=True)
+    (second,) = torch.autograd.grad(loss, k)
+    assert told == [(True, False)] if kept else [(False, False), (True, True), (True, True)]
+    assert torch.equal(first, second)
+    told.clear()
+    with torch.no_grad():
+        found(k)
+    plain = found()
+    assert told == [(False, False)] * 2
+    for one, other in zip(usual, [*outputs, first], strict=True):
+        assert torch.equal(one, other)
+    assert all(torch.equal(one, other) for one, other in zip(plain, outputs, strict=True))
+    for reentrant in (True, False):  # recomputed by torch
+        asked = checkpoint(lambda k: sum(y.sum() for y in found(k)), k, use_reentrant=reentrant)
+        k.grad = None
+        asked.backward()
+        assert torch.equal(k.grad, first)
+
+
+@pytest.mark.parametrize("kept", [32, 0])
+def test_a_failure_is_counted_once_however_factors_come_to_gradients(
+    kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse, "_KEPT", kept)
+    k = S.k.clone().requires_grad_()
+    with gp.fused_kernels("on"), gp.deferred_checks():
+        p = gp.scgp_posterior(S.q, k, *TOKENS[2:], noise=1e-39, objectives=())
+    p.mean.sum().backward()  # G / noise overflows
+    with pytest.raises(gp.NotPositiveDefiniteError, match="2 on cpu"):
+        gp.check_health()
 
 
 def test_matrices_shared_by_sequences_are_not_repeated() -> None:

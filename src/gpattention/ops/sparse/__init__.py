@@ -2,7 +2,8 @@
 
 Short and long sequences take the same way: the long axis is cut into splits whose sums are added in a
 fixed order, features are recomputed from tokens wherever they are needed, and nothing with a token axis
-is kept but the inputs.  The slow references are in `gp.sparse` and `gp.softmax`.
+is kept but the inputs.  The factors of small matrices are kept for the backward pass up to `_KEPT` inducing
+inputs, beyond that they are made again.  The slow references are in `gp.sparse` and `gp.softmax`.
 
 Other processes may hold other tokens (section 12): in the backward pass one all-reduce brings the sums over
 the queries of all processes.  The objectives' cotangents would have to be summed before that, because
@@ -46,14 +47,17 @@ __all__ = ["Options", "SparseMoments", "fused_scgp", "fused_sparse_row_sum", "wh
 _SCALARS = 16  # room for a few numbers beside the matrices
 # enough programs to fill a GPU, for which long sequences are split: rows need no sums over their splits
 _PROGRAMS, _ROW_PROGRAMS = 512, 4096
+# Inducing inputs up to which the forward pass keeps its factors, which saves a tenth of a step of short
+# sequences: 19 KiB of a sequence and head for 16 and 56 for 32, with 32 channels; for 64 it would be 184.
+_KEPT = 32
 
 # Where packed matrices begin, each behind the one before it; the first begins at 0 and has no name.
-# Sums over tokens: G_o, G_k, P, C, G_q, then |V|^2 and the numbers of tokens
+# Sums over tokens: G_o, G_k, P, C (for two sets), G_q, then |V|^2 and the numbers of tokens
 Sums = namedtuple("Sums", "K P C Q N SIZE")
-# Factors: R, R_l, R_q, T, y^T, z, c, R_c, R_N, N, then products for the backward pass: c^T W, R_c^T W, e, U_q
-# and U_q W; for the divergence U_kl, U_kl W and Q_kl.  Behind R, T, z, c and R_c are their transposes; last
-# come the log determinants of the first three.
-Factors = namedtuple("Factors", "RT RL RQ T TT YT Z ZT C CT RC RCT RN N CW RW E UQ UQW UK UKW QK DET SIZE")
+# Factors: R, R_l, T, y^T, z, c, R_c, R_N, N, then products for the backward pass: c^T W, R_c^T W, e, U_q
+# and U_q W; for the divergence U_kl, U_kl W and Q_kl; last the log determinants.  R_q, which no gradient
+# needs, lies where a matrix will be written when it has been read.
+Factors = namedtuple("Factors", "RL T YT Z C RC RN N CW RW E UQ UQW UK UKW QK DET SIZE RQ")
 # Backward sums over queries: M, dc, then the sums of dvar and of dvar s_q^2 a^2
 RowSums = namedtuple("RowSums", "C N SIZE")
 # Gradients of the sums: A_o, A_k, dP, dP^T W_l; for two sets dC W_m, dC^T W_l
@@ -66,12 +70,14 @@ LAUNCHES: dict[str, tuple[_Launch, _Launch, _Launch]] = {
     "sums": ((32, {"num_warps": 4}), (32, {"num_warps": 4}), (32, {"num_warps": 8})),
     # other numbers of warps change nothing but the order in which some scalars are added
     "roots": ((0, {"num_warps": 1}), (0, {"num_warps": 1}), (0, {"num_warps": 4})),
-    "small": ((0, {"num_warps": 4}), (0, {"num_warps": 4}), (0, {"num_warps": 8})),
+    # between calls of one product (`product_apart`) few registers are enough, and more programs fit
+    "small": ((0, {"num_warps": 4}), (0, {"num_warps": 4, "maxnreg": 128}), (0, {"num_warps": 8})),
     "rows": ((32, {"num_warps": 4}), (32, {"num_warps": 4}), (16, {"num_warps": 8})),
     "rows_backward": ((32, {"num_warps": 4}), (32, {"num_warps": 8}), (16, {"num_warps": 8})),
-    "small_backward": ((0, {"num_warps": 4}), (0, {"num_warps": 4, "maxnreg": 168}), (0, {"num_warps": 8})),
-    "keys_backward": ((32, {"num_warps": 4}), (32, {"num_warps": 8}), (16, {"num_warps": 8})),
-    "inducing_backward": ((0, {"num_warps": 1}), (0, {"num_warps": 2}), (0, {"num_warps": 4})),
+    "small_backward": ((0, {"num_warps": 4}), (0, {"num_warps": 4, "maxnreg": 128}), (0, {"num_warps": 8})),
+    "keys_backward": ((32, {"num_warps": 4}), (16, {"num_warps": 4, "maxnreg": 128}), (16, {"num_warps": 8})),
+    "inducing_backward": ((0, {"num_warps": 1}), (0, {"num_warps": 2}), (0, {"num_warps": 8})),
+    "row_sums_backward": ((32, {"num_warps": 4}), (32, {"num_warps": 8}), (16, {"num_warps": 8})),
 }
 
 
@@ -111,20 +117,26 @@ class Sizes:
 
     @cached_property
     def scratch(self) -> int:
-        """Room for a root and its transpose, or for both factors of a product that takes steps."""
-        side = max(self.padded.values()) if self.stepwise else 16
-        return 2 * side**2
+        """Room for a root and its transpose, for a product and what it is of, or for a factor's transpose."""
+        side = max(self.padded.values())
+        return 3 * side**2 if self.apart else 16 * max(32, side)
 
     @cached_property
-    def stepwise(self) -> bool:
-        """Whether products of small matrices may take steps through memory: never where all are one block."""
-        return max(self.padded["MP"], self.padded["LP"]) > 16
+    def apart(self) -> bool:
+        """Whether products of small matrices may go through memory: never where all are one block."""
+        return self._side > 16
+
+    @property
+    def keeps_factors(self) -> bool:
+        """Whether the forward pass keeps them, or the backward pass makes them again."""
+        return self._side <= _KEPT
 
     @cached_property
     def sums(self) -> Sums:
         """Where the sums over tokens lie."""
         MP, LP, _, DP = self.padded.values()
-        return Sums(*accumulate((MP * MP, LP * LP, LP * DP, LP * MP, MP * MP, _SCALARS)))
+        both = LP * MP if self.two else 0
+        return Sums(*accumulate((MP * MP, LP * LP, LP * DP, both, MP * MP, _SCALARS)))
 
     @cached_property
     def factors(self) -> tuple[Factors, Factors]:
@@ -132,13 +144,13 @@ class Sizes:
         MP, LP, _, DP = self.padded.values()
         square, cross, wide, high = MP * MP, LP * MP, MP * DP, LP * DP
         plain, kl = (
-            Factors(*accumulate((
-                square, square, LP * LP, square, cross, cross, wide, high, high, wide, wide, square, square,
-                square, square, wide, square, wide, square, square, extra, extra, extra, _SCALARS,
-            )))
+            Factors._make([*accumulate((
+                square, LP * LP, cross, wide, high, wide, square, square, square, wide, square, wide, square,
+                square, extra, extra, extra, _SCALARS,
+            )), 0])
             for extra in (0, square)
         )  # fmt: skip
-        return plain, kl
+        return plain._replace(RQ=plain.UQ), kl._replace(RQ=kl.QK)
 
     @cached_property
     def row_sums(self) -> RowSums:
@@ -176,8 +188,12 @@ class Sizes:
 
     @cached_property
     def _column(self) -> int:
-        side = max(self.padded["MP"], self.padded["LP"])
-        return {16: 0, 32: 1}.get(side, 2)
+        return {16: 0, 32: 1}.get(self._side, 2)
+
+    @cached_property
+    def _side(self) -> int:
+        """Of the larger inducing set, padded."""
+        return max(self.padded["MP"], self.padded["LP"])
 
 
 _sizes_of = lru_cache(maxsize=256)(Sizes)  # Python is most of a short sequence's time
@@ -246,8 +262,8 @@ class Options(NamedTuple):
 
 
 def scratch_for(sizes: Sizes, empty: Callable[..., Tensor], programs: int) -> Tensor:
-    """Room for products in steps, of which there are none where matrices are one block."""
-    return empty(programs, sizes.scratch) if sizes.stepwise else empty(1)
+    """Room for products alone, of which none goes through memory where matrices are one block."""
+    return empty(programs, sizes.scratch) if sizes.apart else empty(1)
 
 
 def small_factors(
@@ -258,10 +274,11 @@ def small_factors(
     options: Options,
     *,
     train: bool,
+    again: bool = False,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
     """Factors, which pivots failed [matrices, S], and the objectives: query, key, KL [B, H].
 
-    To `train` is to make what the backward pass needs too, and not to count failures a second time.
+    To `train` is to make what the backward pass needs too; what is made `again` had its failures counted.
     """
     S, P, empty = sizes.heads, sizes.padded, allocator(sums)
     packed = sizes.factors[options.kl]
@@ -270,7 +287,7 @@ def small_factors(
     counter, counted = counter_for(sums.device)
     matrices = 3 + (options.density or options.kl) + options.kl
     info = torch.empty(matrices, S, dtype=torch.int32, device=sums.device)
-    noted = info, counter, 0 if train else counted, S, sizes.H
+    noted = info, counter, 0 if again else counted, S, sizes.H
     sides = {"MP": P["MP"], "LP": P["LP"], "SUM": sizes.sums, "FACTOR": packed}
     kernels_of("sparse").roots_kernel[(S, 2 + (options.density or options.kl))](
         sums, variance_of, factors, *noted, **sides, **sizes.launch("roots")
@@ -464,6 +481,8 @@ def _scgp(
     kl: bool,
     independent: bool,
     group: "ProcessGroup | None" = None,
+    *,
+    train: bool,
 ) -> Made:
     options = Options(dual, include_noise, delta, density, kl, independent, group)
     found, second = kernels_of("sparse"), m if l is None else l
@@ -492,7 +511,8 @@ def _scgp(
         TWO=sizes.two, POOLED=sizes.pooled, **P, SUM=sizes.sums, **sizes.launch("sums"),
     )  # fmt: skip
     sums = sum_in_place(summed_splits(sums, S), group)
-    factors, failed, (query, key, divergence) = small_factors(sums, W_m, noise, sizes, options, train=False)
+    keep = train and sizes.keeps_factors
+    factors, failed, (query, key, divergence) = small_factors(sums, W_m, noise, sizes, options, train=keep)
     report_small(failed, sizes, noise, q.dtype)
     mean, variance = token_major(B, H, NQ, D, q), empty(B, H, NQ)
     splits, length = sizes.cut("rows", NQ)
@@ -510,7 +530,7 @@ def _scgp(
         "mean": mean, "variance": variance, "query": query if density else None,
         "key": key if density else None, "divergence": divergence if kl else None, "counts": counts,
         "centres": centres, "points_m": points_m, "points_l": own_points_l, "W_m": W_m, "W_l": own_W_l,
-        "sums": sums,
+        "sums": sums, "factors": factors if keep else None,
     }  # fmt: skip
 
 
@@ -519,15 +539,16 @@ def _scgp_backward(
     by_divergence: Tensor | None, q: Tensor, k: Tensor, o: Tensor, v: Tensor, m_shape: Sequence[int],
     noise: Tensor, scale_q: Tensor, scale_k: Tensor, log_amplitude: Tensor | None, mask: Tensor | None,
     query_mask: Tensor | None, centres: Tensor, points_m: Tensor, points_l: Tensor | None, W_m: Tensor,
-    W_l: Tensor | None, sums: Tensor, l_shape: Sequence[int], dual: bool, include_noise: bool, delta: float,
-    density: bool, kl: bool, independent: bool, group: "ProcessGroup | None" = None,
+    W_l: Tensor | None, sums: Tensor, factors: Tensor | None, l_shape: Sequence[int], dual: bool,
+    include_noise: bool, delta: float, density: bool, kl: bool, independent: bool,
+    group: "ProcessGroup | None" = None,
 ) -> Made:  # fmt: skip
     options = Options(dual, include_noise, delta, density, kl, independent, group)
     found = kernels_of("sparse")
     sizes = _sizes(q.shape, k.shape, v.shape[3], m_shape, l_shape)
     points_l, W_l = (points_m, W_m) if points_l is None or W_l is None else (points_l, W_l)
-    # made again, with what gradients need: kept, they would weigh as much as the inputs of 64 tokens
-    factors, _, _ = small_factors(sums, W_m, noise, sizes, options, train=True)
+    if factors is None:
+        factors, _, _ = small_factors(sums, W_m, noise, sizes, options, train=True, again=True)
     by_kl = by_divergence
     shards = None
     if group is not None:  # the other processes may have gradients where this one has none
@@ -544,7 +565,8 @@ def _scgp_backward(
     packed = sizes.factors[kl]
     d_q, d_k, d_o = (token_major(B, H, n, C, q) for n in (NQ, N, N))
     d_v, d_log = token_major(B, H, N, D, q), empty(B, H, NQ) if log_amplitude is not None else None
-    splits, length, query_length = sizes.cut_both("keys_backward", N, NQ)
+    # whose tile is never smaller than that of `keys_backward`: no program has half a tile for its share
+    splits, length, query_length = sizes.cut_both("rows_backward", N, NQ)
     shares_m = empty(3 - sizes.two, S, splits, MP * CP)
     shares_l = empty(2, S, splits, LP * CP) if sizes.two else shares_m[2:]
     rows, scalars = empty(S, splits, sizes.row_sums.SIZE), empty(3, B, H)
@@ -561,7 +583,7 @@ def _scgp_backward(
     found.small_backward_kernel[(S,)](
         sums, factors, rows, W_m, W_l, of_noise, of_scale_q, of_scale_k, of_query, of_key, of_kl,
         adjoints, turned_m, turned_l, scalars[0], scalars[1], scalars[2],
-        scratch_for(sizes, empty, S), H, D,
+        empty(S, sizes.scratch), H, D,
         **two, INCLUDE=include_noise, INDEPENDENT=independent,
         MEAN=by_mean is not None, VARIANCE=by_variance is not None,
         MP=MP, LP=LP, DP=P["DP"], SCRATCH=sizes.scratch, SUM=sizes.sums, FACTOR=packed,
@@ -675,18 +697,18 @@ def _row_sum_backward(
     S, E, empty = sizes.heads, sizes.sets, allocator(q)
     LP, CP = sizes.padded["LP"], sizes.padded["CP"]
     sides = {"POOLED": sizes.pooled, "LP": LP, "CP": CP}
-    splits, length, query_length = sizes.cut_both("keys_backward", N, NQ)
+    splits, length, query_length = sizes.cut_both("row_sums_backward", N, NQ)
     d_q, d_k = token_major(B, H, NQ, C, q), token_major(B, H, N, C, q)
     by_weights, shares, turned = empty(S, splits, LP), empty(2, S, splits, LP * CP), empty(S, LP * LP)
     found.row_sums_backward_kernel[(S, splits)](
         *views(q, query_mask), centres, points, W, totals, by_row_sum.contiguous(), view(d_q),
         by_weights, shares, splits, query_length, H, NQ, count, C,
-        **sides, **sizes.launch("keys_backward"),
+        **sides, **sizes.launch("row_sums_backward"),
     )  # fmt: skip
     found.totals_backward_kernel[(S, splits)](
         *views(k, mask), centres, points, W, totals, summed_splits(by_weights, S), view(d_k),
         shares[1], turned, splits, length, H, N, count, C,
-        **sides, **sizes.launch("keys_backward"),
+        **sides, **sizes.launch("row_sums_backward"),
     )  # fmt: skip
     moved, turned = summed_shares(shares, turned, sizes)
     d_l = empty(E // H, H, count, C)

@@ -4,7 +4,7 @@ E = kappa(x, m),   phi = E W^T,   W = L_m^-1                                    
 E, phi are zero at padded tokens and in padded columns, W is identity there.
 
 In A B^T the threads read neighbouring rows of B, which share their banks of memory on chip unless B was
-turned before it got there: points and W lie in memory beside their transposes, and so do factors.
+turned before it got there: points and W lie in memory beside their transposes.
 
 Triton kernels of the inducing inputs: W = L^-1 of K_mm + delta I = L L^T, and its gradient.
 
@@ -46,8 +46,9 @@ I - B_q^-1 = B_q^-1 G_q / s and K = (I + G_q S / s)^-1 they are products:
 where R_I is the inverse root of I + J, J = R_c^T G_q R_c / s, and
     K = R^-1 (R_I R_N)^T R_I R_c^T,   R K G_q R^T / s = R_N^T J R_I^T R_I R_N,   R^-1 = B R^T
 
-A transpose on the right of a product is another product (`u_t`) or comes turned from memory; see
-`blocks`.
+A transpose on the right of a product that is written out is another product (`u_t`) or comes turned from
+memory; see `blocks`.  Products of larger matrices are all made by one function, which reads both from memory
+by rows: for it the transpose of what is at hand is written turned.
 
 Triton kernels of the sparse model's queries: mean and variance from the factors, and their gradients.
 
@@ -101,7 +102,6 @@ from gpattention.ops.tiles import (
     noisy_gram,
     note_failure,
     origin_of,
-    product,
     rows_of,
     scalar_of,
     spread_of,
@@ -113,9 +113,6 @@ from gpattention.ops.tiles import (
 
 # mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,untyped-decorator"
 # ruff: noqa: ANN001, ANN201
-
-
-_SHORT = tl.constexpr(32 * 32 * 32)  # multiplications of a product that is written out
 
 
 @triton.jit
@@ -176,24 +173,57 @@ def dot(a, b):
     return tl.dot(a, b, input_precision="ieee")
 
 
+@triton.jit(noinline=True)
+def product_apart(a, ROWS: constexpr, COLUMNS: constexpr, INNER: constexpr, STEP: constexpr):
+    """A B of two matrices in memory, written behind them, by one function however often it is called."""
+    b = a + ROWS * INNER
+    i, j, step = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, STEP)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, INNER, STEP):
+        at = start + step
+        A = tl.load(a + i[:, None] * INNER + at[None, :])
+        B = tl.load(b + at[:, None] * COLUMNS + j[None, :])
+        total = tl.dot(A, B, total, input_precision="ieee")
+    store(b + INNER * COLUMNS, total, ROWS, COLUMNS)
+    tl.debug_barrier()
+
+
 @triton.jit
 def mul(a, b, scratch):
-    """A B of small matrices: at once while it is short, else in steps through scratch memory.
+    """A B of small matrices: written out where all but one of its axes are one block, else apart from here.
 
-    Unrolled, products of larger matrices take minutes to compile and more registers than there are.
+    A product of 32 x 32 matrices is half a thousand instructions where it is written out.  Two dozen of them
+    are more than a multiprocessor keeps at hand, and their operands more than there are registers.
     """
     M: constexpr = a.shape[0]
     K: constexpr = a.shape[1]
     N: constexpr = b.shape[1]
-    if M * K * N <= _SHORT:
+    if (M <= BLOCK) + (K <= BLOCK) + (N <= BLOCK) >= 2:
         found = dot(a, b)
     else:
         tl.debug_barrier()  # what was here has been read
         store(scratch, a, M, K)
         store(scratch + M * K, b, K, N)
         tl.debug_barrier()
-        found = product(scratch, K, 1, scratch + M * K, N, 1, M, N, K)
+        product_apart(scratch, M, N, K, min(K, 2 * BLOCK))
+        found = fetch(scratch + M * K + K * N, M, N)
     return found
+
+
+@triton.jit
+def mul_turned(found, b_t, a_t, scratch):
+    """(A B)^T of an A B that was found: where products are written out another one, B^T A^T.
+
+    There it would be read by columns.  Where they are apart, it is written turned to where that reads it.
+    """
+    M: constexpr = b_t.shape[0]
+    K: constexpr = b_t.shape[1]
+    N: constexpr = a_t.shape[1]
+    if (M <= BLOCK) + (K <= BLOCK) + (N <= BLOCK) >= 2:
+        turned = mul(b_t, a_t, scratch)
+    else:
+        turned = tl.trans(found)
+    return turned
 
 
 @triton.jit
@@ -325,6 +355,18 @@ def turn(to, source, ROWS: constexpr, COLUMNS: constexpr):
     """Write the transpose of a matrix in memory, which may be read when this returns."""
     store_turned(to, fetch(source, ROWS, COLUMNS), ROWS, COLUMNS)
     tl.debug_barrier()
+
+
+@triton.jit
+def factor_turned(source, scratch, ROWS: constexpr, COLUMNS: constexpr):
+    """The transpose of a factor, for the right of a product with as many rows.  [COLUMNS, ROWS]"""
+    if ROWS <= BLOCK:  # which is written out
+        tl.debug_barrier()  # what was here has been read
+        turn(scratch, source, ROWS, COLUMNS)
+        found = fetch(scratch, COLUMNS, ROWS)
+    else:
+        found = tl.trans(fetch(source, ROWS, COLUMNS))
+    return found
 
 
 @triton.jit
@@ -475,7 +517,7 @@ def roots_kernel(
     sums, noise, factors, info, counter, counted, programs, H,
     MP: constexpr, LP: constexpr, SUM: constexpr, FACTOR: constexpr,
 ):  # fmt: skip
-    """Program (i, which): root and log determinant for G_o (0, with R^T), G_k (1) or G_q (2)."""
+    """Program (i, which): root and log determinant for G_o (0), G_k (1) or G_q (2)."""
     i, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
     s = scalar_of(noise, i // H, i % H)
     sums += i * SUM.SIZE
@@ -490,8 +532,6 @@ def roots_kernel(
             at, to = SUM.Q, FACTOR.RQ
             info += 3 * programs
         log_det, failed = root_of(one_plus(fetch(sums + at, MP, MP), s, MP), factors + to, MP)
-        if which == 0:
-            turn(factors + FACTOR.RT, factors, MP, MP)
     tl.store(factors + FACTOR.DET + which, log_det)
     note_failure(info, counter, counted, failed)
 
@@ -606,7 +646,8 @@ def covariance_root(R, R_t, T, to_N, to_R_N, scratch, N: constexpr):
     _, failed = root_of(inner, to_R_N, N)
     turn(scratch, to_R_N, N, N)
     L_N = mul(inner, fetch(scratch, N, N), scratch)  # N L_N^-T
-    return mul(tl.trans(R), L_N, scratch), mul(tl.trans(L_N), R, scratch), failed
+    R_c = mul(tl.trans(R), L_N, scratch)
+    return R_c, mul_turned(R_c, tl.trans(L_N), R, scratch), failed
 
 
 @triton.jit
@@ -652,7 +693,7 @@ def small_kernel(
         W += 2 * i * MP * MP
     else:
         W += 2 * (i % H) * MP * MP
-    R, R_t = fetch(factors, MP, MP), fetch(factors + FACTOR.RT, MP, MP)
+    R, R_t = fetch(factors, MP, MP), factor_turned(factors, scratch, MP, MP)
     R_l = fetch(factors + FACTOR.RL, LP, LP)
     P = fetch(sums + SUM.P, LP, DP)
     if DUAL:
@@ -668,24 +709,21 @@ def small_kernel(
     c = mul(tl.trans(R), y, scratch)
     if TRAIN:
         store(factors + FACTOR.T, T, LP, MP)
-        store_turned(factors + FACTOR.TT, T, LP, MP)
         store_turned(factors + FACTOR.YT, y, MP, DP)
         store(factors + FACTOR.Z, z, LP, DP)
-        store_turned(factors + FACTOR.ZT, z, LP, DP)
-        store_turned(factors + FACTOR.CT, c, MP, DP)
         store(factors + FACTOR.CW, mul(tl.trans(c), fetch(W, MP, MP), scratch), DP, MP)
     R_c, R_c_t, failed = covariance_root(R, R_t, T, factors + FACTOR.N, factors + FACTOR.RN, scratch, MP)
     note_failure(info + 2 * programs + i, counter, counted, failed)
     store(factors + FACTOR.C, c, MP, DP)
     store(factors + FACTOR.RC, R_c, MP, MP)
     if TRAIN:
-        store(factors + FACTOR.RCT, R_c_t, MP, MP)
         store(factors + FACTOR.RW, mul(R_c_t, fetch(W, MP, MP), scratch), MP, MP)
     if DENSITY | KL:
         G_q, R_q = fetch(sums + SUM.Q, MP, MP), fetch(factors + FACTOR.RQ, MP, MP)
         log_det = tl.load(factors + FACTOR.DET + 2)
         half = mul(R_q, c, scratch)
-        u, u_t = mul(tl.trans(R_q), half, scratch), mul(tl.trans(half), R_q, scratch)
+        u = mul(tl.trans(R_q), half, scratch)
+        u_t = mul_turned(u, tl.trans(half), R_q, scratch)
         e = mul(G_q, u, scratch) / s
         quadratic = tl.sum(u * e) + tl.sum(e * e)
         store(factors + FACTOR.E, e, MP, DP)
@@ -702,6 +740,7 @@ def small_kernel(
             tl.store(key + i, -0.5 * (cost + D * (log_det_l + keys * constant)))
             if TRAIN:
                 by_G = -0.5 * (mul(u, u_t, scratch) + D * mul(tl.trans(R_q), R_q, scratch)) / s
+                tl.debug_barrier()  # R_q has been read
                 store(factors + FACTOR.UQ, by_G, MP, MP)
                 store(factors + FACTOR.UQW, mul(by_G, fetch(W, MP, MP), scratch), MP, MP)
         if KL:
@@ -713,6 +752,7 @@ def small_kernel(
             note_failure(info + 4 * programs + i, counter, counted, failed)
             tl.store(kl + i, value)
             if TRAIN:
+                tl.debug_barrier()  # R_q has been read
                 store(factors + FACTOR.UK, by_G, MP, MP)
                 store(factors + FACTOR.UKW, mul(by_G, fetch(W, MP, MP), scratch), MP, MP)
                 store(factors + FACTOR.QK, by_S, MP, MP)
@@ -855,14 +895,14 @@ def small_backward_kernel(
     by_prior = 0.0
     if MEAN:
         by_c += fetch(rows + ROW.C, MP, DP)
-        turned += mul(by_c, fetch(factors + FACTOR.CT, DP, MP), scratch)
+        turned += mul(by_c, factor_turned(factors + FACTOR.C, scratch, MP, DP), scratch)
     if VARIANCE:
         M = fetch(rows, MP, MP)
         if INDEPENDENT:
             turned -= 2.0 * M
             by_prior += 2.0 * tl.load(rows + ROW.N + 1)
             M = mul(M, fetch(factors + FACTOR.RC, MP, MP), scratch)
-        turned += 2.0 * mul(M, fetch(factors + FACTOR.RCT, MP, MP), scratch)
+        turned += 2.0 * mul(M, factor_turned(factors + FACTOR.RC, scratch, MP, MP), scratch)
         half = mul(mul(R, M, scratch), fetch(factors + FACTOR.RN, MP, MP), scratch)
         Q += 0.5 * (half + tl.trans(half))
         if INCLUDE:
@@ -885,7 +925,8 @@ def small_backward_kernel(
     by_log_scale = trace(turned, MP) + by_prior
     tl.store(grad_scale_q + i, by_log_scale / scalar_of(scale_q, b, h))
 
-    c, c_t = mul(R, by_c, scratch), mul(tl.trans(by_c), fetch(factors + FACTOR.RT, MP, MP), scratch)
+    c = mul(R, by_c, scratch)
+    c_t = mul_turned(c, tl.trans(by_c), factor_turned(factors, scratch, MP, MP), scratch)
     half = mul(c, fetch(factors + FACTOR.YT, DP, MP), scratch)
     X = 0.5 * (half + tl.trans(half))
     white = mul(z, c_t, scratch)  # [LP, MP]
@@ -897,7 +938,7 @@ def small_backward_kernel(
         X += QN + tl.trans(QN) - 2.0 * Q
         TQ = mul(T, Q, scratch)
         white += 2.0 * TQ
-        X_l += mul(TQ, fetch(factors + FACTOR.TT, MP, LP), scratch)
+        X_l += mul(TQ, factor_turned(factors + FACTOR.T, scratch, LP, MP), scratch)
         held += tl.sum(TQ * T, axis=1)
     G_o = fetch(sums, MP, MP)
     if TWO:
@@ -928,8 +969,10 @@ def small_backward_kernel(
         by_noise -= 0.5 * g_key * (squares + D * keys / s)
     else:
         by_z = u + g_key * z
-        by_P, by_P_t = mul(tl.trans(R_l), by_z, scratch) / s, mul(tl.trans(by_z), R_l, scratch) / s
-        half_l = mul(u + 0.5 * g_key * z, fetch(factors + FACTOR.ZT, DP, LP), scratch)
+        by_P = mul(tl.trans(R_l), by_z, scratch)
+        by_P_t = mul_turned(by_P, tl.trans(by_z), R_l, scratch) / s
+        by_P = by_P / s
+        half_l = mul(u + 0.5 * g_key * z, factor_turned(factors + FACTOR.Z, scratch, LP, DP), scratch)
         X_l += 0.5 * (half_l + tl.trans(half_l))
         by_scale -= tl.sum(u * z)
         by_noise += g_key * (0.5 * squares / s - tl.sum(z * z) - 0.5 * D * keys) / s - tl.sum(u * z) / s
