@@ -216,7 +216,7 @@ def values_of(*given: Positive) -> tuple[Tensor, ...]:
     values = softplus(raw)
     for i, p in enumerate(given):
         if p.floor:
-            values = values + torch.where(place == i, p.floor, 0.0)
+            values = torch.where(place == i, p.floor + values, values)  # a floor alone would be float32
     return values.unbind()
 
 
