@@ -216,7 +216,7 @@ def values_of(*given: Positive) -> tuple[Tensor, ...]:
     values = softplus(raw)
     for i, p in enumerate(given):
         if p.floor:
-            values = torch.where(place == i, p.floor + values, values)  # a floor alone would be float32
+            values = values + p.floor * (place == i).to(values.dtype)
     return values.unbind()
 
 
