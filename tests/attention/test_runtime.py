@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 from gpattention import gp
 from gpattention.attention import Attention, Positive, attention_class, build_attention
+from gpattention.attention.parameters import values_of
 from tests.attention.variants import (
     DEFAULTS,
     EMBED,
@@ -185,6 +186,24 @@ def test_positive_never_falls_below_its_floor() -> None:
     assert_close(slope, torch.sigmoid(p.raw))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_positive_values_compiled_together_have_the_same_bits(dtype: torch.dtype) -> None:
+    given = [Positive((3,), 0.5, floor=floor, learned=learned, dtype=dtype) for floor, learned in _FLOORS]
+    for i, p in enumerate(given):
+        p.raw.data.copy_(torch.linspace(-2, 1 + i, 3))
+    learned = [p.raw for p in given if p.raw.requires_grad]
+
+    def answers(call: Callable[..., Outputs]) -> list[Tensor]:
+        values = call(*given)
+        return [*values, *torch.autograd.grad(sum(i * x.sum() for i, x in enumerate(values)), learned)]
+
+    torch._dynamo.reset()
+    compiled = answers(torch.compile(values_of, fullgraph=True, backend="aot_eager"))
+    assert all(torch.equal(x, y) for x, y in zip(compiled, answers(values_of), strict=True))
+    assert all(torch.equal(x, p()) for x, p in zip(compiled, given, strict=False))
+
+
+_FLOORS = [(1e-4, True), (0.0, False), (0.25, True)]
 REGULARIZED = [
     Variant(f"{v.kind} {name}", v.kind, {**v.options, "regularizer": name})
     for v in DEFAULTS

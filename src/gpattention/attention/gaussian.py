@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gpattention.attention.base import Attention, Heads, Source
 from gpattention.attention.kernel import NORMALIZE, Normalize
-from gpattention.attention.parameters import NOISE_FLOOR, refuse_unused, spread_
+from gpattention.attention.parameters import NOISE_FLOOR, refuse_unused, spread_, values_of
 from gpattention.checks import check_choice
 from gpattention.gp import ExactPosterior, LogDensity, Posterior, row_log_amplitude
 from gpattention.numerics import Cost
@@ -123,19 +123,22 @@ class GaussianAttention(Attention):
     ) -> tuple[Tensor, dict[str, Any]]:
         """Values [B, H, K, D] and the keyword arguments that all functions of the process take."""
         if self.normalize == "none":
-            return heads.v, {**self._common(heads), "scale_q": self.scale_q(), "scale_k": self.scale_k()}
-        t = self.prior_scale()  # [H]
+            noise, scale_q, scale_k = values_of(self.noise, self.scale_q, self.scale_k)
+            return heads.v, {**self._common(heads, noise), "scale_q": scale_q, "scale_k": scale_k}
+        noise, t = values_of(self.noise, self.prior_scale)  # [H]
         log_amplitude = row_log_amplitude(q, k, causal=causal, **self._row_options(heads, t))
-        return self._normalised(heads, t, log_amplitude)
+        return self._normalised(heads, noise, t, log_amplitude)
 
-    def _normalised(self, heads: Heads, t: Tensor, log_amplitude: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    def _normalised(
+        self, heads: Heads, noise: Tensor, t: Tensor, log_amplitude: Tensor
+    ) -> tuple[Tensor, dict[str, Any]]:
         """The same for log a_i [B, H, Q] with the prior scale t [H], by which values are divided."""
         # the gradient of a product takes fewer passes over the values than that of a ratio
         values = (heads.v * t.reciprocal()[:, None, None]).to(heads.v.dtype)
-        return values, {**self._common(heads), "log_amplitude": log_amplitude}
+        return values, {**self._common(heads, noise), "log_amplitude": log_amplitude}
 
-    def _common(self, heads: Heads) -> dict[str, Any]:
-        return {"noise": self.noise(), "mask": heads.mask, "query_mask": heads.query_mask}
+    def _common(self, heads: Heads, noise: Tensor) -> dict[str, Any]:
+        return {"noise": noise, "mask": heads.mask, "query_mask": heads.query_mask}
 
     def _row_options(self, heads: Heads, t: Tensor) -> dict[str, Any]:
         """Options of row normalisation; a_i is at most the largest standard deviation."""

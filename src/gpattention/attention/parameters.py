@@ -98,7 +98,8 @@ def recomputed(made: Mapping[str, Tensor]) -> Iterator[None]:
 
     `made` is the result of `projected_together` by name; all other tensors are kept as usual.
     """
-    first = next(iter(made.values()), None)
+    # what a compiler sees has no such node, and newer ones (torch 2.13) refuse to look for it
+    first = None if torch.compiler.is_compiling() else next(iter(made.values()), None)
     if first is None or type(first.grad_fn).__name__ != f"{_Together.__name__}Backward":
         yield
         return
@@ -202,6 +203,21 @@ class Positive(nn.Module):
         """Shape and floor in the module's print-out."""
         fixed = "" if isinstance(self.raw, nn.Parameter) else ", fixed"
         return f"{tuple(self.raw.shape)}, floor={self.floor}{fixed}"
+
+
+def values_of(*given: Positive) -> tuple[Tensor, ...]:
+    """The values of each; compiled, a few numbers of one shape are worked out in one launch, and so back."""
+    raws: list[Tensor] = [p.raw for p in given]
+    plain = all(type(p) is Positive and not (p._forward_hooks or p._forward_pre_hooks) for p in given)
+    if not torch.compiler.is_compiling() or not plain or len({(x.shape, x.dtype) for x in raws}) > 1:
+        return tuple(p() for p in given)
+    raw = torch.stack(raws).to(torch.promote_types(raws[0].dtype, torch.float32))
+    place = torch.arange(len(given), device=raw.device).view(-1, *[1] * raws[0].ndim)
+    values = softplus(raw)
+    for i, p in enumerate(given):
+        if p.floor:
+            values = values + p.floor * (place == i).to(values.dtype)
+    return values.unbind()
 
 
 ACTIVE = 4

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gpattention.attention.base import Heads, Source, normalised, register_attention
 from gpattention.attention.gaussian import GaussianAttention
-from gpattention.attention.parameters import latent_points, recomputed
+from gpattention.attention.parameters import latent_points, recomputed, values_of
 from gpattention.checks import check_choice, check_count
 from gpattention.gp import (
     CGPPosterior,
@@ -213,9 +213,9 @@ class SCGPAttention(GaussianAttention):
         points = m if self.inducing_k is None else self.inducing_k(heads.keys, o, heads.mask)
         group = self._shards.group
         if self.normalize == "rows":  # with the Nystrom estimate of row sums, which needs no N x N matrix
-            t = self.prior_scale()  # [H]
+            noise, t = values_of(self.noise, self.prior_scale)  # [H]
             log_amplitude = sparse_row_log_amplitude(q, k, points, group=group, **self._row_options(heads, t))
-            v, options = self._normalised(heads, t, log_amplitude)
+            v, options = self._normalised(heads, noise, t, log_amplitude)
         else:
             v, options = self._amplitudes(q, k, heads, causal=False)
         sets = (m,) if self.inducing_k is None else (m, points)

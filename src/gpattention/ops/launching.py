@@ -59,7 +59,7 @@ class QuickKernel:
         return partial(self._launch, grid)
 
     def _launch(self, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-        device = torch.cuda.current_device()
+        device = torch._C._cuda_getDevice()  # what is launched on is initialised
         values = tuple(constants.values())
         # 1, 1.0 and True are equal, and other constants
         key = (
@@ -73,13 +73,15 @@ class QuickKernel:
         if known is None or self._is_watched():
             self._launch_by_triton(grid, args, constants, key)
             return
-        run, stream, function, metadata, last = known
-        run(*grid, *_REST[len(grid) - 1], stream(device), function, metadata, None, None, None, *args, *last)
+        run, stream, first, last = known
+        run(*grid, *_REST[len(grid) - 1], stream(device), *first, *args, *last)
 
     def _is_watched(self) -> bool:
         """Whether Triton's hooks have listeners, as profilers are."""
-        hooks = self._knobs.launch_enter_hook, self._knobs.launch_exit_hook, self._kernel.pre_run_hooks
-        return any(getattr(hook, "calls", hook) for hook in hooks)
+        enter, leave = self._knobs.launch_enter_hook, self._knobs.launch_exit_hook
+        return bool(
+            getattr(enter, "calls", enter) or getattr(leave, "calls", leave) or self._kernel.pre_run_hooks
+        )
 
     def _launch_by_triton(
         self, grid: tuple[int, ...], args: tuple[Any, ...], constants: dict[str, Any], key: Any
@@ -90,4 +92,14 @@ class QuickKernel:
             return
         stream = self._driver.active.get_current_stream
         last = tuple(constants[name] for name in self._kernel.arg_names[len(args) :])
-        self._known[key] = made.run, stream, made.function, made.packed_metadata, last
+        run, options = _without_scratch(made.run)
+        first = (made.function, *options, made.packed_metadata, None, None, None)
+        self._known[key] = run, stream, first, last
+
+
+def _without_scratch(run: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """What Triton's launcher calls for a kernel without scratch memory, and what it passes on beside."""
+    launch = getattr(run, "launch", None)
+    if launch is None or run.global_scratch_size or run.profile_scratch_size:
+        return run, ()
+    return launch, (run.launch_cooperative_grid, run.launch_pdl, None, None)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -80,31 +81,35 @@ def with_lead(x: Optional, lead: Sequence[int]) -> Optional:
 
 def scalars(x: Tensor, lead: Sequence[int]) -> View:
     """[..., 1, 1] as [B, H], with its strides; numbers per head, the usual ones, are read as they are."""
-    if x.ndim == 3 and x.shape[0] == as_two(lead)[1]:
+    if x.ndim == 3 and x.shape[0] == (lead[-1] if lead else 1):
         return x, 0, x.stride(0)
     found = matrices(x, lead).squeeze(-1).squeeze(-1)
     return found, *found.stride()
 
 
 def to_parameters(
-    found: Tensor, lead: Sequence[int], parameters: Sequence[Tensor], needed: Sequence[bool]
-) -> list[Tensor | None]:
+    found: Tensor, lead: Sequence[int], parameters: Mapping[str, Tensor], needed: Sequence[bool]
+) -> dict[str, Tensor | None]:
     """Gradients [P, 2, B, H], in two parts each, as those of P parameters [..., 1, 1] shared by sequences.
 
-    Parameters with one number per head, the usual ones, are summed together in one launch.
+    Parameters with one number per head, the usual ones, are summed in one launch, and come `together` where
+    all are needed.
     """
     H = as_two(lead)[1]
+    shapes = {x.shape for x in parameters.values()}
+    if len(parameters) > 1 and shapes == {(H, 1, 1)} and all(needed[: len(parameters)]):
+        return {"together": found.sum((1, 2)).view(-1, H, 1, 1)}
     by_head = None
-    gradients: list[Tensor | None] = []
-    for place, (parameter, need) in enumerate(zip(parameters, needed, strict=False)):
+    gradients: dict[str, Tensor | None] = {}
+    for place, ((name, parameter), need) in enumerate(zip(parameters.items(), needed, strict=False)):
         shape = parameter.shape
         if not need:
-            gradients.append(None)
+            gradients[name] = None
         elif parameter.numel() == H and shape[-3:] == (H, 1, 1):
             by_head = found.sum((1, 2)) if by_head is None else by_head  # [P, H]
-            gradients.append(by_head[place].view(shape))
+            gradients[name] = by_head[place].view(shape)
         else:
-            gradients.append(found[place].sum(0).reshape(*lead, 1, 1).sum_to_size(shape))
+            gradients[name] = found[place].sum(0).reshape(*lead, 1, 1).sum_to_size(shape)
     return gradients
 
 
@@ -134,11 +139,7 @@ def token_major(B: int, H: int, N: int, X: int, like: Tensor) -> Tensor:
 
 def allocator(like: Tensor) -> Callable[..., Tensor]:
     """Makes empty float32 tensors of a shape where `like` lives."""
-
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(*shape, dtype=torch.float32, device=like.device)
-
-    return empty
+    return partial(torch.empty, dtype=torch.float32, device=like.device)
 
 
 _ALIGNED = 32  # numbers; each array begins at a multiple

@@ -11,8 +11,9 @@ and which is the other two by the time that code is generated.
 
 Names tie the two functions together: the backward pass names what it wants of the inputs and of what the
 forward pass made, `by_<output>` is the gradient of an output, `<input>_shape` the shape of an input, and
-`needed` says of which inputs a gradient is wanted.  A forward pass that makes more where a backward pass may
-follow has a keyword `train`, which says so; callers do not give it.
+`needed` says of which inputs a gradient is wanted.  Gradients of several inputs of one shape may come as one
+tensor, `together`: operators may not return parts of one, and would copy each.  A forward pass that makes
+more where a backward pass may follow has a keyword `train`, which says so; callers do not give it.
 """
 
 import inspect
@@ -26,17 +27,16 @@ import torch
 from torch import Tensor
 
 from gpattention.numerics import (
+    counted_failures,
     failure_counter,
     failures_are_counted,
     refuse_second_derivative,
-    uncounted_failures,
 )
 from gpattention.ops.launching import quickly_launched
 
 Made = dict[str, Tensor | None]
 
 _absent: ContextVar[bool] = ContextVar("gpattention_absent_kernels", default=False)
-_as_operator: ContextVar[bool] = ContextVar("gpattention_as_operator", default=False)
 _LIBRARY = torch.library.Library("gpattention", "FRAGMENT")
 
 
@@ -67,7 +67,7 @@ def counter_for(device: torch.device) -> tuple[Tensor | None, int]:
     """The counter of failures that a kernel is given, and whether it adds its own."""
     if _absent.get():
         return None, 0
-    return failure_counter(device), int(_as_operator.get() or failures_are_counted())
+    return failure_counter(device), int(failures_are_counted())
 
 
 class Fused:
@@ -80,6 +80,7 @@ class Fused:
         outputs: which of these callers get.
         backward: gradients of inputs, by name; None for what has none.
         beside: gradients that are plain operations on those of the outputs, which a compiler had better see.
+        together: inputs whose gradients the backward pass may give as one tensor.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Fused:
         backward: Callable[..., Made] | None = None,
         *,
         beside: Callable[..., Made] | None = None,
+        together: tuple[str, ...] = (),
     ) -> None:
         self.name, self.forward, self.backward, self.outputs = name, forward, backward, outputs
         parameters = inspect.signature(forward).parameters
@@ -110,7 +112,7 @@ class Fused:
         self._asks_for_needed = "needed" in wanted
         self._made = list(dict.fromkeys([*outputs, *made]))
         self._by = [n if n in wanted else None for n in gradients]
-        self._beside = beside
+        self._beside, self._together = beside, together
         self._count = sum(p.default is p.empty for p in given.values())  # those of the operator
         self._register()
         self._operator = getattr(torch.ops.gpattention, f"{name}_call").default
@@ -152,14 +154,20 @@ class Fused:
         """The gradients that are plain operations, by name."""
         return {} if self._beside is None else self._beside(*grads[: len(self.outputs)])
 
+    def apart(self, found: Made) -> Made:
+        """Gradients by name, with those that came as one tensor."""
+        joined = found.pop("together", None)
+        return found if joined is None else found | dict(zip(self._together, joined.unbind(), strict=True))
+
     def _named(self, tensors: Iterable[Tensor]) -> Made:
         return dict(zip(self._made, map(_found, tensors), strict=False))
 
     def _register(self) -> None:
         forward = _operator(self.name, self.forward, self._made)
         backward = None
+        gradients = [*self.tensors, "together"] if self._together else self.tensors
         if self.backward is not None:
-            backward = _operator(f"{self.name}_backward", self.backward, self.tensors)
+            backward = _operator(f"{self.name}_backward", self.backward, gradients)
 
         class Differentiable(torch.autograd.Function):
             @staticmethod
@@ -175,7 +183,7 @@ class Fused:
                 assert backward is not None
                 asked = self.asked(ctx, grads, ctx.needs_input_grad)
                 made = map(_found, backward(*(asked[n] for n in self._wanted if n in asked)))
-                found = {**dict(zip(self.tensors, made, strict=True)), **self.beside(grads)}
+                found = self.apart(dict(zip(gradients, made, strict=True))) | self.beside(grads)
                 return tuple(found.get(name) for name in self._given[: self._count])
 
         def call(*args: Any) -> list[Tensor]:
@@ -207,7 +215,7 @@ class _Eager(torch.autograd.Function):
         fused, needed = ctx.fused, ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
             refuse_second_derivative(f"the gradient of {fused.name}")
-        found = fused.backward(**fused.asked(ctx, grads, needed)) | fused.beside(grads)
+        found = fused.apart(fused.backward(**fused.asked(ctx, grads, needed))) | fused.beside(grads)
         gradients = [found.get(name) for name in fused.tensors]
         return None, None, *gradients, *[None] * (len(needed) - len(gradients))
 
@@ -243,12 +251,8 @@ def _operator(name: str, function: Callable[..., Made], made: list[str]) -> Any:
     """
 
     def run(*args: Any, **told: bool) -> list[Tensor]:
-        token = _as_operator.set(True)
-        try:
-            with uncounted_failures():  # and unraised, as in all compiled code
-                found = function(*args, **told)
-        finally:
-            _as_operator.reset(token)
+        with counted_failures():  # and unraised, as in all compiled code
+            found = function(*args, **told)
         return _unaliased([found.get(n) for n in made], args)
 
     def shapes(*args: Any, **told: bool) -> list[Tensor]:
@@ -271,15 +275,15 @@ def _found(x: Tensor) -> Tensor | None:
 
 def _unaliased(tensors: Sequence[Tensor | None], args: Sequence[Any]) -> list[Tensor]:
     """Tensors in memory of their own, as operators have to give them."""
+    # no function of its own for memory: every step asks for every tensor
+    taken = {x.untyped_storage()._cdata for x in args if isinstance(x, Tensor)}
     like = next(x for x in (*args, *tensors) if isinstance(x, Tensor))
-    taken = {_memory(x) for x in args if isinstance(x, Tensor)}
     found = []
     for x in tensors:
-        x = like.new_empty(0) if x is None else x.clone() if _memory(x) in taken else x
-        taken.add(_memory(x))
-        found.append(x)
+        if x is None:
+            found.append(like.new_empty(0))
+            continue
+        memory = x.untyped_storage()._cdata
+        found.append(x.clone() if memory in taken else x)
+        taken.add(memory)
     return found
-
-
-def _memory(x: Tensor) -> int:
-    return x.untyped_storage()._cdata

@@ -113,8 +113,7 @@ def _amplitude_backward(
         *views(d_q, d_k), found, H, NQ, N, C,
         QP=QP, NP=NP, CP=CP, **launch("amplitude_backward", max(QP, NP)),
     )  # fmt: skip
-    (d_scale,) = to_parameters(found, lead, (scale,), needed[2:])
-    return {"q": d_q, "k": d_k, "scale": d_scale}
+    return {"q": d_q, "k": d_k, **to_parameters(found, lead, {"scale": scale}, needed[2:])}
 
 
 _ROW_LOG_AMPLITUDE = Fused("row_log_amplitude", _amplitude, ("log_amplitude",), _amplitude_backward)
@@ -276,11 +275,11 @@ def _density_backward(
     kept = rooms(state, Arrays(prior_sizes("marginal", *sides)))
     scratch = room(state, Arrays(prior_scratch("marginal", *sides)[1]))[1]
     density_backward(by_value, prior, kept, scratch, to)
-    d_noise, d_scale = to_parameters(found, lead, (noise, scale), needed[2:])
-    return {"x": d_x, "X": d_X, "noise": d_noise, "scale": d_scale, "log_amplitude": d_log}
+    parameters = to_parameters(found, lead, {"noise": noise, "scale": scale}, needed[2:])
+    return {"x": d_x, "X": d_X, "log_amplitude": d_log, **parameters}
 
 
-_DENSITY = Fused("prior_density", _density, ("value",), _density_backward)
+_DENSITY = Fused("prior_density", _density, ("value",), _density_backward, together=("noise", "scale"))
 
 
 def divergence_forward(
@@ -427,7 +426,7 @@ class Plan(NamedTuple):
 
 def _known(*sizes: int) -> bool:
     """Whether these are numbers: a compiler may not know them yet."""
-    return all(type(n) is int for n in sizes)
+    return {*map(type, sizes)} == {int}
 
 
 def _cgp_plan(sizes: Sizes, with_variance: bool, cost: str) -> Plan:
@@ -609,8 +608,8 @@ def _cgp_backward(
     kept, (_, scratch) = rooms(state, plan.kept), room(state, plan.backward)
     by_mean = torch.zeros_like(mean) if by_mean is None else by_mean
     d_k, d_o, d_v = (token_major(B, H, N, x, mean) for x in (C, C, D))
-    parameters = noise, scale_q, scale_k
-    of_noise, *scales = (scalars(x, lead) for x in parameters)
+    parameters = dict(zip(_PARAMETERS, (noise, scale_q, scale_k), strict=True))
+    of_noise, *scales = (scalars(x, lead) for x in parameters.values())
     prior = Prior(mean, of_noise, scales[0], log_amplitude, query_mask)
     by = _cost_backward(with_cost, by_key, by_cost, prior, kept, scratch, mean, C)
     unit, X, OX, T, Z, E = (kept["unit"], *(scratch[name] for name in ("X", "OX", "T", "Z", "E")))
@@ -630,14 +629,14 @@ def _cgp_backward(
         *views(d_o, d_k, d_v), by.found, S, H, N, C, D,
         VARIANCE=with_variance, KEY_SIGN=by.key_sign, **plan.padded, **launch("inputs_backward", plan.side),
     )  # fmt: skip
-    d_noise, d_scale_q, d_scale_k = to_parameters(by.found, lead, parameters, needed[4:])
     return {
-        "q": by.d_q, "k": d_k, "o": d_o, "v": d_v, "noise": d_noise, "scale_q": d_scale_q,
-        "scale_k": d_scale_k, "log_amplitude": by.d_log,
+        "q": by.d_q, "k": d_k, "o": d_o, "v": d_v, "log_amplitude": by.d_log,
+        **to_parameters(by.found, lead, parameters, needed[4:]),
     }  # fmt: skip
 
 
-_CGP = Fused("cgp", _cgp, ("mean", "variance", "key", "cost"), _cgp_backward)
+_PARAMETERS = ("noise", "scale_q", "scale_k")
+_CGP = Fused("cgp", _cgp, ("mean", "variance", "key", "cost"), _cgp_backward, together=_PARAMETERS)
 
 
 def _direct(
@@ -694,8 +693,8 @@ def _direct_backward(
     kept, (_, scratch) = rooms(state, plan.kept), room(state, plan.backward)
     by_mean = torch.zeros_like(mean) if by_mean is None else by_mean
     d_k, d_v = token_major(B, H, N, C, mean), token_major(B, H, N, D, mean)
-    parameters = noise, scale_q, scale_k
-    of_noise, *scales = (scalars(x, lead) for x in parameters)
+    parameters = dict(zip(_PARAMETERS, (noise, scale_q, scale_k), strict=True))
+    of_noise, *scales = (scalars(x, lead) for x in parameters.values())
     prior = Prior(mean, of_noise, scales[0], log_amplitude, query_mask)
     by = _cost_backward(with_cost, by_key, by_cost, prior, kept, scratch, mean, C)
     spreads = [None if g is None else g.contiguous() for g in (by_stddev, by_variance, by_unit)]
@@ -710,11 +709,13 @@ def _direct_backward(
         *views(by.d_q, d_k, d_v), by.d_log, by.found, sizes.heads, *sizes[1:],
         FACTORED=with_variance, KEY_SIGN=by.key_sign, **plan.padded, **launch("direct_backward", plan.side),
     )  # fmt: skip
-    d_noise, d_scale_q, d_scale_k = to_parameters(by.found, lead, parameters, needed[3:])
     return {
-        "q": by.d_q, "k": d_k, "v": d_v, "noise": d_noise, "scale_q": d_scale_q, "scale_k": d_scale_k,
-        "log_amplitude": by.d_log,
+        "q": by.d_q, "k": d_k, "v": d_v, "log_amplitude": by.d_log,
+        **to_parameters(by.found, lead, parameters, needed[3:]),
     }  # fmt: skip
 
 
-_DIRECT = Fused("direct", _direct, ("mean", "variance", "key", "cost", "stddev", "unit"), _direct_backward)
+_DIRECT = Fused(
+    "direct", _direct, ("mean", "variance", "key", "cost", "stddev", "unit"), _direct_backward,
+    together=_PARAMETERS,
+)  # fmt: skip

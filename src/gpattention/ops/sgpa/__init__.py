@@ -4,6 +4,8 @@ The slow reference of the first is `gp.variational`, of the second
 lower.tril(-1) + diag(floor + softplus(raw)).
 """
 
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -11,11 +13,14 @@ from torch import Tensor
 
 from gpattention.numerics import broadcast, report_failures
 from gpattention.ops.layout import (
+    Arrays,
     allocator,
     as_two,
     launch,
     matrices,
     padded,
+    room,
+    rooms,
     token_major,
     vectors,
     view,
@@ -109,8 +114,9 @@ def _per_head(x: Tensor, H: int, axes: int) -> Tensor:
     return x if axes == 0 or x.stride(-1) == 1 else x.contiguous()
 
 
-class _Sizes(NamedTuple):
-    """Of the problem, of its padded matrices and of the sums over the batch."""
+@dataclass(frozen=True)
+class _Sizes:
+    """Of the problem, of its padded matrices, of the sums over the batch and of what a call needs."""
 
     B: int
     H: int
@@ -118,14 +124,46 @@ class _Sizes(NamedTuple):
     M: int
     C: int
     D: int
+    with_variance: bool
 
-    @property
+    @cached_property
     def padded(self) -> dict[str, int]:
         return {"MP": padded(self.M), "CP": padded(self.C), "DP": padded(self.D)}
 
-    @property
+    @cached_property
     def NP(self) -> int:
         return max(CHUNK, padded(self.N))
+
+    @cached_property
+    def kept(self) -> Arrays:
+        """What the backward pass needs."""
+        S, H, NP, (MP, CP, DP) = self.B * self.H, self.H, self.NP, self.padded.values()
+        sizes = {
+            "tokens_b": H * MP * CP, "origin": H * CP, "gram": H * MP * MP, "root": H * MP * MP,
+            "turned": H * (CP + MP + DP) * MP, "S": H * self.D * MP * MP, "phi": S * NP * MP,
+        }  # fmt: skip
+        return Arrays(sizes | ({"columns": S * MP * NP} if self.with_variance else {}))
+
+    @cached_property
+    def forward(self) -> Arrays:
+        """Scratch memory of the forward pass."""
+        H, (MP, CP, DP) = self.H, self.padded.values()
+        return Arrays({
+            "packed": H * MP * (MP + 1) // 2 * DP, "terms": H * (self.D + 1),
+            "tokens": self.B * H * CP * self.NP,
+        })  # fmt: skip
+
+    @cached_property
+    def backward(self) -> Arrays:
+        """Scratch memory of the backward pass."""
+        S, NP, (MP, CP, DP) = self.B * self.H, self.NP, self.padded.values()
+        record, splits, _ = self.record
+        return Arrays({
+            "d_phi": S * NP * MP, "weights": S * NP * MP, "cross": S * NP * MP, "tokens": S * CP * NP,
+            "values": S * 2 * DP * NP, "projections": S * 3 * DP * MP,
+            "token_variance": S * (NP // self.tiles("tokens_backward")["T"]),
+            "sums": splits * self.H * record["RECORD"],
+        })  # fmt: skip
 
     def tiles(self, kernel: str) -> dict[str, int]:
         """Launch options, the rows of a tile and of all tiles."""
@@ -136,13 +174,23 @@ class _Sizes(NamedTuple):
         """Launch options; matrices wider than a chunk count as large."""
         return launch(kernel, 64 if max(self.padded.values()) <= CHUNK and self.NP <= 64 else 128)
 
-    def record(self, with_variance: bool) -> dict[str, int]:
-        """Places of the sums over the batch: w^T (phi_r phi_c), then three matrices."""
+    @cached_property
+    def record(self) -> tuple[dict[str, int], int, int]:
+        """Places of the sums over the batch: w^T (phi_r phi_c), three matrices; splits and their size."""
         P, tile = self.padded, self.launch("sums")["PLACES"]
         packed = -(-P["MP"] * (P["MP"] + 1) // 2 // tile) * tile
         width = max(P.values())
-        length = with_variance * P["DP"] * packed + 3 * P["MP"] * width
-        return {"FP": packed, "WIDTH": width, "RECORD": length}
+        length = self.with_variance * P["DP"] * packed + 3 * P["MP"] * width
+        each = -(-self.B // _SPLITS)
+        return {"FP": packed, "WIDTH": width, "RECORD": length}, -(-self.B // each), each
+
+
+_sizes_of = lru_cache(maxsize=256)(_Sizes)  # Python is most of a short sequence's time
+
+
+def _sizes(sizes: tuple[int, int, int, int, int, int], with_variance: bool) -> _Sizes:
+    """Of a call; a compiler may not know them yet."""
+    return (_sizes_of if {*map(type, sizes)} == {int} else _Sizes)(*sizes, with_variance)
 
 
 def _forward(
@@ -158,85 +206,74 @@ def _forward(
 ) -> Made:
     found = kernels_of("sgpa")
     (B, H, N, C), D, m = x.shape, v.shape[3], b.shape[1]
-    sizes = _Sizes(B, H, N, m, C, D)
-    P, NP, empty = sizes.padded, sizes.NP, allocator(x)
-    MP, CP, DP = P["MP"], P["CP"], P["DP"]
-    tokens_b, origin = empty(H, MP, CP), empty(H, CP)
-    gram, root, S = empty(H, MP, MP), empty(H, MP, MP), empty(H, D, MP, MP)
-    turned, tokens = empty(H, CP + MP + DP, MP), empty(B * H, CP, NP)
-    packed, terms = empty(H, MP * (MP + 1) // 2, DP), empty(H, D + 1)
+    sizes = _sizes((B, H, N, m, C, D), with_variance)
+    P, NP, kl = sizes.padded, sizes.NP, allocator(x)(B, H)
+    (state, kept), (_, scratch) = room(x, sizes.kept), room(x, sizes.forward)
+    origin, turned, phi, packed = kept["origin"], kept["turned"], kept["phi"], scratch["packed"]
     info = torch.empty(H, dtype=torch.int32, device=x.device)
-    phi, kl = empty(B * H, NP, MP), empty(B, H)
-    columns = empty(B * H, MP, NP) if with_variance else None
     mean, spread = token_major(B, H, N, D, x), token_major(B, H, N, D, x)
     found.inducing_kernel[(H, D + 1)](
-        *views(b, v_b, s), variance, jitter, tokens_b, origin, gram, root, turned, S, packed, terms, info,
-        *counter_for(x.device), m, C, D, **P, **sizes.launch("inducing"),
+        *views(b, v_b, s), variance, jitter, kept["tokens_b"], origin, kept["gram"], kept["root"], turned,
+        kept["S"], packed, scratch["terms"], info, *counter_for(x.device), m, C, D,
+        **P, **sizes.launch("inducing"),
     )  # fmt: skip
     report_failures(info, m, x.dtype, name="K_bb + jitter I", noise=jitter)
     tiles = sizes.tiles("features")
     found.features_kernel[(B * H, NP // tiles["T"])](
-        *views(x, mask), variance, turned, origin, packed, phi, phi if columns is None else columns,
-        view(spread), H, N, m, C, D, VARIANCE=with_variance, **P, **tiles,
+        *views(x, mask), variance, turned, origin, packed, phi, kept.get("columns", phi), view(spread),
+        H, N, m, C, D, VARIANCE=with_variance, **P, **tiles,
     )  # fmt: skip
     found.mean_kernel[(B * H,)](
-        *views(x, v, v_b, mask), variance, turned, origin, phi, terms, tokens, view(mean), kl,
-        H, N, m, C, D, **P, **sizes.tiles("mean"),
+        *views(x, v, v_b, mask), variance, turned, origin, phi, scratch["terms"], scratch["tokens"],
+        view(mean), kl, H, N, m, C, D, **P, **sizes.tiles("mean"),
     )  # fmt: skip
-    return {
-        "mean": mean, "spread": spread if with_variance else None, "kl": kl,
-        "tokens_b": tokens_b, "turned": turned, "origin": origin, "gram": gram, "root": root, "S": S,
-        "phi": phi, "columns": columns,
-    }  # fmt: skip
+    return {"mean": mean, "spread": spread if with_variance else None, "kl": kl, "state": state}
 
 
 def _backward(
     by_mean: Tensor | None, by_spread: Tensor | None, by_kl: Tensor | None, x: Tensor, v: Tensor,
-    v_b: Tensor, s: Tensor, variance: Tensor | None, mask: Tensor | None, tokens_b: Tensor, turned: Tensor,
-    origin: Tensor, gram: Tensor, root: Tensor, S: Tensor, phi: Tensor, columns: Tensor | None,
-    jitter: float, with_variance: bool,
+    v_b: Tensor, s: Tensor, variance: Tensor | None, mask: Tensor | None, state: Tensor, jitter: float,
+    with_variance: bool,
 ) -> Made:  # fmt: skip
     found = kernels_of("sgpa")
     (B, H, N, C), (m, D) = x.shape, v_b.shape[1:]
-    sizes = _Sizes(B, H, N, m, C, D)
+    sizes = _sizes((B, H, N, m, C, D), with_variance)
     P, NP, empty = sizes.padded, sizes.NP, allocator(x)
+    kept, (_, scratch) = rooms(state, sizes.kept), room(x, sizes.backward)
+    tokens_b, origin, phi, root = kept["tokens_b"], kept["origin"], kept["phi"], kept["root"]
+    d_phi, weights, cross, tokens, values, projections, token_variance, sums = scratch.values()
     by_mean = token_major(B, H, N, D, x).zero_() if by_mean is None else by_mean
     by_kl = empty(B, H).zero_() if by_kl is None else by_kl
     if with_variance and by_spread is None:
         by_spread = token_major(B, H, N, D, x).zero_()
     to_mean, to_spread, to_kl = views(by_mean, by_mean if by_spread is None else by_spread, by_kl)
-    d_phi, weights, cross = (empty(B * H, NP, P["MP"]) for _ in range(3))
-    tokens, values = empty(B * H, P["CP"], NP), empty(B * H, 2, P["DP"], NP)
     d_x, d_v = token_major(B, H, N, C, x), token_major(B, H, N, D, x)
-    d_b, d_v_b, d_s = empty(H, m, C), empty(H, m, D), empty(H, D, m, m)
-    projections, d_variance = empty(B * H, 3, P["DP"], P["MP"]), empty(H)
+    d_b, d_v_b, d_s, d_variance = empty(H, m, C), empty(H, m, D), empty(H, D, m, m), empty(H)
     if with_variance:
         tiles = sizes.tiles("features_backward")
         found.features_backward_kernel[(B * H, NP // tiles["T"])](
-            to_spread, view(mask), variance, S, columns, d_phi, H, N, D, MP=P["MP"], DP=P["DP"], **tiles
-        )
+            to_spread, view(mask), variance, kept["S"], kept["columns"], d_phi, H, N, D,
+            MP=P["MP"], DP=P["DP"], **tiles,
+        )  # fmt: skip
     found.turns_kernel[(B * H,)](
         to_mean, to_kl, *views(x, v, mask), phi, tokens, values, projections, H, N, C, D,
         NP=NP, **P, **sizes.launch("turns"),
     )  # fmt: skip
     tiles = sizes.tiles("tokens_backward")
     parts = NP // tiles["T"]
-    token_variance = empty(B, parts, H)
     found.tokens_backward_kernel[(B * H, parts)](
-        to_mean, to_spread, to_kl, *views(x, v, mask), variance, tokens_b, turned, origin, root, phi,
+        to_mean, to_spread, to_kl, *views(x, v, mask), variance, tokens_b, kept["turned"], origin, root, phi,
         tokens, values, projections, d_phi, weights, cross, token_variance, *views(d_x, d_v),
         H, N, m, C, D, VARIANCE=with_variance, **P, **tiles,
     )  # fmt: skip
-    record, per_split = sizes.record(with_variance), -(-B // _SPLITS)
-    options = sizes.launch("sums")
-    splits, tasks = -(-B // per_split), with_variance * record["FP"] // options["PLACES"]
-    sums = empty(splits, H, record["RECORD"])
+    (record, splits, per_split), options = sizes.record, sizes.launch("sums")
+    tasks = with_variance * record["FP"] // options["PLACES"]
     found.sums_kernel[(H, tasks + 3, splits)](
         to_mean, to_spread, *views(x, mask), tokens_b, origin, phi, d_phi, weights, cross, sums,
         B, per_split, H, N, C, D, TILES=tasks, NP=NP, **record, **P, **options,
     )  # fmt: skip
     found.inducing_backward_kernel[(H, D + 1)](
-        *views(v_b, s), variance, jitter, tokens_b, gram, root, sums, to_kl, token_variance,
+        *views(v_b, s), variance, jitter, tokens_b, kept["gram"], root, sums, to_kl, token_variance,
         d_b, d_v_b, d_s, d_variance, B, B * parts, splits, H, m, C, D,
         VARIANCE=with_variance, **record, **P, **sizes.launch("inducing_backward"),
     )  # fmt: skip

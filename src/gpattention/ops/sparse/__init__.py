@@ -610,17 +610,22 @@ def _scgp_backward(
     )  # fmt: skip
     if sizes.pooled:
         totals = scalars.sum(1)
-    d_noise, d_scale_q, d_scale_k = (
-        scalars[i] if x.shape[0] == B else totals[i, None] for i, x in enumerate((noise, scale_q, scale_k))
-    )
+    parameters: Made = {"together": totals[:, None]}
+    if B in {x.shape[0] for x in (noise, scale_q, scale_k)}:  # some have a number for every sequence
+        parameters = {
+            name: scalars[i] if x.shape[0] == B else totals[i, None]
+            for i, (name, x) in enumerate(zip(_PARAMETERS, (noise, scale_q, scale_k), strict=True))
+        }
     return {
         "q": d_q, "k": d_k, "o": d_o, "v": d_v, "m": d_m, "l": d_l if sizes.two else None,
-        "noise": d_noise, "scale_q": d_scale_q, "scale_k": d_scale_k, "log_amplitude": d_log,
+        "log_amplitude": d_log, **parameters,
     }  # fmt: skip
 
 
+_PARAMETERS = ("noise", "scale_q", "scale_k")
 _SCGP = Fused(
-    "scgp", _scgp, ("mean", "variance", "query", "key", "divergence", "counts"), _scgp_backward)  # fmt: skip
+    "scgp", _scgp, ("mean", "variance", "query", "key", "divergence", "counts"), _scgp_backward,
+    together=_PARAMETERS)  # fmt: skip
 
 
 def fused_sparse_row_sum(t: Tokens, delta: float) -> Tensor:
