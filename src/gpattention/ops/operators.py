@@ -122,11 +122,13 @@ class Fused:
         if torch.compiler.is_compiling():
             made = self._operator(*args[: self._count])
             return tuple(_found(x) for x in made[: len(self.outputs)])
-        told = self._told(self._asks_to_train and torch.is_grad_enabled() and _require_gradients(args))
-        return _Eager.apply(self, told, *args)  # type: ignore[no-untyped-call]
+        keywords = self._keywords(
+            self._asks_to_train and torch.is_grad_enabled() and _require_gradients(args)
+        )
+        return _Eager.apply(self, keywords, *args)  # type: ignore[no-untyped-call]
 
-    def _told(self, train: bool) -> dict[str, bool]:
-        """What the forward pass is told beside its arguments."""
+    def _keywords(self, train: bool) -> dict[str, bool]:
+        """Keyword arguments of the forward pass, which callers do not give."""
         return {"train": train} if self._asks_to_train else {}
 
     def remember(self, ctx: Any, args: Sequence[Any], made: Made) -> None:
@@ -172,7 +174,7 @@ class Fused:
         class Differentiable(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
-                tensors = tuple(forward(*args, **self._told(True)))
+                tensors = tuple(forward(*args, **self._keywords(True)))
                 self.remember(ctx, args, self._named(tensors))
                 return tensors
 
@@ -188,11 +190,11 @@ class Fused:
 
         def call(*args: Any) -> list[Tensor]:
             if backward is None or not torch.is_grad_enabled() or not _require_gradients(args):
-                found: list[Tensor] = forward(*args, **self._told(False))
+                found: list[Tensor] = forward(*args, **self._keywords(False))
                 return found
             return list(Differentiable.apply(*args))  # type: ignore[no-untyped-call]
 
-        _define(f"{self.name}_call", self.forward, told=False)
+        _define(f"{self.name}_call", self.forward, keywords=False)
         _LIBRARY.impl(f"{self.name}_call", call, "CompositeImplicitAutograd")
 
 
@@ -204,8 +206,8 @@ class _Eager(torch.autograd.Function):
     """The two functions of a `Fused`, without the dispatcher."""
 
     @staticmethod
-    def forward(ctx: Any, fused: Fused, told: dict[str, bool], *args: Any) -> tuple[Tensor | None, ...]:
-        ctx.fused, made = fused, fused.forward(*args, **told)
+    def forward(ctx: Any, fused: Fused, keywords: dict[str, bool], *args: Any) -> tuple[Tensor | None, ...]:
+        ctx.fused, made = fused, fused.forward(*args, **keywords)
         if fused.backward is not None:
             fused.remember(ctx, args, made)
         return tuple(made.get(name) for name in fused.outputs)
@@ -225,13 +227,13 @@ def _is_given(parameter: inspect.Parameter) -> bool:
     return parameter.kind is not parameter.KEYWORD_ONLY
 
 
-def _define(name: str, function: Callable[..., Made], *, told: bool = True) -> inspect.Signature:
+def _define(name: str, function: Callable[..., Made], *, keywords: bool = True) -> inspect.Signature:
     """Tell torch of `gpattention::<name>`, which takes what the function does but what has a default.
 
-    Unless it is to be `told`, without what its callers do not give.
+    Without `keywords`, it does not take what callers do not give.
     """
     signature = inspect.signature(function)
-    given = [p for p in signature.parameters.values() if p.default is p.empty and (told or _is_given(p))]
+    given = [p for p in signature.parameters.values() if p.default is p.empty and (keywords or _is_given(p))]
     signature = signature.replace(parameters=given, return_annotation=list[Tensor])
 
     def described(*args: Any) -> list[Tensor]:
@@ -250,15 +252,15 @@ def _operator(name: str, function: Callable[..., Made], made: list[str]) -> Any:
     an operator that says what it writes would be one more for every layer.
     """
 
-    def run(*args: Any, **told: bool) -> list[Tensor]:
+    def run(*args: Any, **keywords: bool) -> list[Tensor]:
         with counted_failures():  # and unraised, as in all compiled code
-            found = function(*args, **told)
+            found = function(*args, **keywords)
         return _unaliased([found.get(n) for n in made], args)
 
-    def shapes(*args: Any, **told: bool) -> list[Tensor]:
+    def shapes(*args: Any, **keywords: bool) -> list[Tensor]:
         token = _absent.set(True)
         try:
-            return run(*args, **told)
+            return run(*args, **keywords)
         finally:
             _absent.reset(token)
 
