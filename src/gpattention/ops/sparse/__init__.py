@@ -47,8 +47,8 @@ __all__ = ["Options", "SparseMoments", "fused_scgp", "fused_sparse_row_sum", "wh
 _SCALARS = 16  # room for a few numbers beside the matrices
 # enough programs to fill a GPU, for which long sequences are split: rows need no sums over their splits
 _PROGRAMS, _ROW_PROGRAMS = 512, 4096
-# Inducing inputs up to which the forward pass keeps its factors, which saves a tenth of a step of short
-# sequences: 19 KiB of a sequence and head for 16 and 56 for 32, with 32 channels; for 64 it would be 184.
+# Inducing inputs up to which the forward pass keeps its factors, which the backward pass then need not make
+# again: 19 KiB of a sequence and head for 16 and 56 for 32, with 32 channels; for 64 it would be 184.
 _KEPT = 32
 
 # Where packed matrices begin, each behind the one before it; the first begins at 0 and has no name.
