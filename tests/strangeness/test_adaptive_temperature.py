@@ -144,9 +144,9 @@ def test_shifts_are_judged_by_fits_without_them() -> None:
     poisoned["by 2.0"] = (30 * logits.flip(-1), signals, labels)
     one, other = (_problem(sets) for sets in (others, poisoned))
     columns, free = [0, 1], [True, False]
-    assert one.solve(columns, free, without=3).equal(other.solve(columns, free, without=3))
+    assert one.without(3).solve(columns, free).equal(other.without(3).solve(columns, free))
     for left in (1, 2):
-        assert not one.solve(columns, free, without=left).equal(other.solve(columns, free, without=left))
+        assert not one.without(left).solve(columns, free).equal(other.without(left).solve(columns, free))
 
 
 def test_fits_that_leave_shifts_out_are_those_without_them() -> None:

@@ -17,9 +17,10 @@ are averaged, so that MC dropout and ensembles can have such temperatures too.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ GAIN = 5e-4  # least gain of a signal on left-out shifts, in nats
 CLEAN_BOUND = 0.005  # nats that clean items may lose
 RIDGE = 1e-4  # on b, so that it is finite if all items are right
 EMPHASES = (1.0, 4.0, 16.0)  # weights of clean items, in search of the best fit within the bound
+_EVERY = slice(None)
 Items = tuple[Tensor, Signals, Tensor]  # logits [B, C] or draws [S, B, C], signals, labels [B]
 
 
@@ -174,6 +176,7 @@ class _Prepared:
 
     scores: PartScores
     problem: "_Problem"
+    thinned: "_Problem"  # to choose signals by
 
     @classmethod
     def make(
@@ -202,16 +205,16 @@ class _Prepared:
             [(draws[name], z[name], items[2].cpu()) for name, items in sets.items()], fitting,
             profile.temperature, clean_bound,
         )  # fmt: skip
-        return cls(scores, problem)
+        return cls(scores, problem, problem.thinned())
 
     def without(self, place: int) -> "_Prepared":
         """The same without one of the shifts."""
-        return replace(self, problem=self.problem.without(place))
+        return replace(self, problem=self.problem.without(place), thinned=self.thinned.without(place))
 
     def fit(self, shifts: Sequence[str]) -> AdaptiveTemperature:
         """Choose signals, and fit to all sets."""
         problem, one_sided = self.problem, [PARTS[name].reads == "logits" for name in self.scores.parts]
-        chosen, judged = _choose(problem.thinned(), one_sided)
+        chosen, judged = _choose(self.thinned, one_sided)
         coefficients = problem.solve(chosen, one_sided)  # [1 + K]
         kept = coefficients[1:].nonzero()[:, 0].tolist()
         every = problem.z[:, kept]
@@ -257,10 +260,15 @@ class _Problem:
     z: Tensor  # [N, K]
     place: Tensor  # [N] number of the set; 0 is clean
     fitted: Tensor  # [N] bool: all shifted items, and the clean ones that no density was fitted to
-    cubics: Tensor  # [N, G - 1, 4] coefficients from each point to the next, in units of the distance
+    rows: Tensor  # [N] which curve is whose
+    cubics: Tensor  # [M, G - 1, 4] coefficients from each point to the next, in units of the distance
     constant: float
     bound: float
     exact: Callable[[Tensor], Tensor] | None = None  # NLL of every clean item at its log T, without the table
+    sets: tuple[int, ...] = ()  # their numbers before some were left out
+    known: dict[Any, Tensor] = field(
+        default_factory=dict
+    )  # fits by sets and columns, shared with those parts
 
     @classmethod
     def make(
@@ -277,14 +285,18 @@ class _Problem:
         def exact(u: Tensor) -> Tensor:
             return -label_log_likelihoods(clean, labels, u[:, None])
 
-        return cls(torch.cat([z for _, z, _ in sets]), place, fitted, cubics, constant, bound, exact)
+        return cls(
+            torch.cat([z for _, z, _ in sets]), place, fitted, torch.arange(len(place)), cubics, constant,
+            bound, exact, tuple(range(len(sets))),
+        )  # fmt: skip
 
     def without(self, place: int) -> "_Problem":
         """The same without the items of one set, which is not the clean one."""
         kept = self.place != place
         return replace(
             self, z=self.z[kept], place=(self.place - (self.place > place).long())[kept],
-            fitted=self.fitted[kept], cubics=self.cubics[kept],
+            fitted=self.fitted[kept], rows=self.rows[kept],
+            sets=(*self.sets[:place], *self.sets[place + 1 :]),
         )  # fmt: skip
 
     def thinned(self) -> "_Problem":
@@ -292,26 +304,21 @@ class _Problem:
         fitted = [(self.place == s) & self.fitted for s in range(int(self.place.max()) + 1)]
         some = torch.cat([one.nonzero()[:COMPARED, 0] for one in fitted])
         return replace(
-            self, z=self.z[some], place=self.place[some], fitted=self.fitted[some], exact=None,
-            cubics=self.cubics[some],
+            self, z=self.z[some], place=self.place[some], fitted=self.fitted[some], rows=self.rows[some],
+            exact=None, known={},
         )  # fmt: skip
 
-    def nll(self, coefficients: Tensor) -> Tensor:
-        """The NLL of every item.  [N]"""
-        return self._at(_log_temperatures(self.z, coefficients, self.constant))[0]
+    def nll(self, coefficients: Tensor, items: Tensor | slice = _EVERY) -> Tensor:
+        """The NLL of every item, or of some.  [N]"""
+        return self._at(_log_temperatures(self.z[items], coefficients, self.constant), items)[0]
 
-    def solve(
-        self, columns: Sequence[int], free: Sequence[bool], without: int | None = None,
-        start: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """c and b, 0 outside `columns`, by all sets but one; b >= 0 unless `free`.  [1 + K]
+    def solve(self, columns: Sequence[int], free: Sequence[bool], start: Tensor | None = None) -> Tensor:
+        """c and b, 0 outside `columns`; b >= 0 unless `free`.  [1 + K]
 
         `start` are coefficients of a similar problem, for fewer steps.
         """
         sizes = torch.bincount(self.place[self.fitted], minlength=int(self.place.max()) + 1)
         weight = torch.where(self.fitted, 1 / sizes[self.place], 0.0).double()  # [N]
-        if without is not None:
-            weight = weight.masked_fill(self.place == without, 0.0)
         found, fit = [], self._constant() if start is None else start
         # first without the bound; if it is exceeded, fits with more weight on clean items may be better
         for emphasis in EMPHASES:
@@ -400,22 +407,21 @@ class _Problem:
         return self.z[:count], self.fitted[:count], self._clean_nll(constant)
 
     def _clean_nll(self, u: Tensor) -> Tensor:
-        return self._at(u)[0] if self.exact is None else self.exact(u)
+        return self._at(u, slice(len(u)))[0] if self.exact is None else self.exact(u)
 
     @cached_property
     def _pieces(self) -> tuple[float, float, Tensor, Tensor]:
-        """First point, distance to the next, places of the items' first cubics, all cubics.  [N], [M, 4]"""
-        grid, (items, pieces, _) = _grid(self.constant), self.cubics.shape
-        first = torch.arange(items) * pieces  # [N]
-        return float(grid[0]), float(grid[1] - grid[0]), first, self.cubics.flatten(0, 1)
+        """First point, distance to the next, places of the items' first cubics, all cubics.  [N], [M', 4]"""
+        grid, pieces = _grid(self.constant), self.cubics.shape[1]
+        return float(grid[0]), float(grid[1] - grid[0]), self.rows * pieces, self.cubics.flatten(0, 1)
 
-    def _at(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Value, slope and curvature of the first n curves at log temperatures u [n].  [n] each"""
+    def _at(self, u: Tensor, items: Tensor | slice = _EVERY) -> tuple[Tensor, Tensor, Tensor]:
+        """Value, slope and curvature of every curve, or of some, at log temperatures u [n].  [n] each"""
         low, step, first, cubics = self._pieces
         t = (u - low) / step
         left = t.floor().clamp_(0, self.cubics.shape[1] - 1)  # [n]
         t -= left
-        rows = first[: len(u)] + left.long()
+        rows = first[items] + left.long()
         a, da, p, q = cubics.index_select(0, rows).unbind(1)
         value = a + t * (da + t * (p + t * q))
         return value, (da + t * (2 * p + 3 * t * q)) / step, (2 * p + 6 * t * q) / step**2
@@ -443,10 +449,19 @@ def _choose(problem: _Problem, free: Sequence[bool]) -> tuple[list[int], Tensor]
     """
     shifts = range(1, int(problem.place.max()) + 1)
 
+    parts = [problem.without(s) for s in shifts]
+    items = [(problem.place == s).nonzero()[:, 0] for s in shifts]
+
+    def fitted(part: _Problem, columns: list[int], start: Tensor | None) -> Tensor:
+        key = (part.sets, *columns)  # which decide the start too
+        if key not in part.known:
+            part.known[key] = part.solve(columns, free, start)
+        return part.known[key]
+
     def judge(columns: list[int], starts: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor]]:
         """NLL of the items of every shift by a fit to the others, and these fits."""
-        fits = [problem.solve(columns, free, s, start) for s, start in zip(shifts, starts, strict=True)]
-        return [problem.nll(fit)[problem.place == s] for s, fit in zip(shifts, fits, strict=True)], fits
+        fits = [fitted(part, columns, start) for part, start in zip(parts, starts, strict=True)]
+        return [problem.nll(fit, some) for fit, some in zip(fits, items, strict=True)], fits
 
     def mean(each: list[Tensor]) -> float:
         return float(torch.stack([x.mean() for x in each]).mean())
