@@ -24,6 +24,7 @@ from gpattention.numerics import (
     checks_are_deferred,
     report_failures,
 )
+from gpattention.ops.launching import counter_for, kernels_of
 from gpattention.ops.layout import (
     Arrays,
     Room,
@@ -42,7 +43,7 @@ from gpattention.ops.layout import (
     views,
     with_lead,
 )
-from gpattention.ops.operators import Fused, Made, counter_for, kernels_of
+from gpattention.ops.operators import Fused, Made
 
 __all__ = [
     "PRIOR_COVARIANCE",

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm, linear
 
+from gpattention.ops.launching import kernels_of
 from gpattention.ops.noise import seed_key, stream_key
-from gpattention.ops.operators import Fused, Made, kernels_of
+from gpattention.ops.operators import Fused, Made
 from gpattention.ops.switch import is_plain
 
 __all__ = [

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gpattention.numerics import broadcast, report_failures
+from gpattention.ops.launching import counter_for, kernels_of
 from gpattention.ops.layout import (
     Arrays,
     allocator,
@@ -27,7 +28,7 @@ from gpattention.ops.layout import (
     views,
     with_lead,
 )
-from gpattention.ops.operators import Fused, Made, counter_for, kernels_of
+from gpattention.ops.operators import Fused, Made
 
 __all__ = ["SGPAMoments", "fused_sgpa", "fused_triangle", "has_no_batch"]
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from gpattention.numerics import Tokens, broadcast, checks_are_deferred, report_failures
+from gpattention.ops.launching import counter_for, kernels_of
 from gpattention.ops.layout import (
     View,
     allocator,
@@ -35,7 +36,7 @@ from gpattention.ops.layout import (
     views,
     with_lead,
 )
-from gpattention.ops.operators import Fused, Made, counter_for, kernels_of
+from gpattention.ops.operators import Fused, Made
 from gpattention.ops.sharding import sum_in_place
 from gpattention.ops.switch import why_not_fused_on
 
