@@ -86,8 +86,8 @@ class Absent:
 class Ready(NamedTuple):
     """A launch with all that it needs but where its tensors are.
 
-    It is `call(*grid, stream(device), *first, *args, *last)`, of which a stream of None is left out; `args` are
-    those of the kernel, with addresses in place of tensors.
+    It is `call(*grid, stream(device), *first, *args, *last)`, of which a stream of None is left out; `args`
+    are those of the kernel, with addresses in place of tensors.
     """
 
     call: Callable[..., None]

@@ -8,9 +8,9 @@ memory in one piece, and hands addresses and constants to the compiled kernels. 
 of its kind run this function.
 
 Noted are launches, at the one door to kernels, and by a mode of torch's dispatcher allocations and the few
-operations in `_REPEATED`.  A function that does something else, such as to look at a value, runs as it is, and
-`Taped.reasons` says why.  So do all functions under another mode of the dispatcher, and while somebody listens
-to Triton's hooks.
+operations in `_REPEATED`.  A function that does something else, such as to look at a value, runs as it is,
+and `Taped.reasons` says why.  So do all functions under another mode of the dispatcher, and while somebody
+listens to Triton's hooks.
 
 What a call takes is free again when it ends, nothing earlier; a stream runs its kernels in order.
 """
@@ -196,7 +196,7 @@ class _Recorder(TorchDispatchMode):
     """
 
     def __init__(self, args: Sequence[Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.args = [_apart(x) if isinstance(x, Tensor) else x for x in args]
         self.device = next(x.device for x in args if isinstance(x, Tensor))
         self.memory: dict[int, _Memory] = {}
@@ -346,7 +346,7 @@ class _Writer:
         """Memory that is returned is a tensor of its own, like the first that is returned of it."""
         for x in self._made:
             memory = None if x is None else self._recorder.memory.get(_storage(x))
-            if x is None or memory is None or memory.whole:
+            if x is None or memory is None or memory.whole or self._is_shared(x):
                 continue
             memory.whole = True
             if x.storage_offset() == 0 and x.numel() * x.element_size() == x.untyped_storage().nbytes():
@@ -390,7 +390,7 @@ class _Writer:
 
     def _tensor(self, x: Tensor) -> str:
         memory = self._recorder.memory.get(_storage(x))
-        if memory is None or (self._shares_empty and not memory.given and not x.numel()):
+        if memory is None or self._is_shared(x):
             return self._constant(x)
         like = memory.tensor
         if x.dtype != like.dtype:
@@ -400,6 +400,9 @@ class _Writer:
             return memory.name
         start = f"{memory.name}.storage_offset() + {offset}"
         return f"{memory.name}.as_strided({tuple(x.shape)}, {x.stride()}, {start})"
+
+    def _is_shared(self, x: Tensor) -> bool:
+        return self._shares_empty and x.shape == (0,)
 
     def _constant(self, x: Any) -> str:
         """A literal, or a name for it."""
