@@ -49,6 +49,9 @@ class Fused:
         backward: gradients of inputs, by name; None for what has none.
         beside: gradients that are plain operations on those of the outputs, which a compiler had better see.
         together: inputs whose gradients the backward pass may give as one tensor.
+
+    Attributes:
+        taped: the functions that run, as they are called by eager code and as operators.
     """
 
     def __init__(
@@ -83,8 +86,10 @@ class Fused:
         self._beside, self._together = beside, together
         self._gradients = [*self.tensors, "together"] if together else self.tensors
         self._run = Taped(partial(_in_order, forward, self._made), _failures)
+        self.taped = [self._run]
         if backward is not None:
             self._run_backward = Taped(partial(_in_order, backward, self._gradients), _failures)
+            self.taped.append(self._run_backward)
         self._count = sum(p.default is p.empty for p in given.values())  # those of the operator
         self._register()
         self._operator = getattr(torch.ops.gpattention, f"{name}_call").default
@@ -145,10 +150,14 @@ class Fused:
         return dict(zip(self._made, map(_found, tensors), strict=False))
 
     def _register(self) -> None:
-        forward = _operator(self.name, self.forward, self._made)
+        forward, taped = _operator(self.name, self.forward, self._made)
+        self.taped.append(taped)
         backward = None
         if self.backward is not None:
-            backward = _operator(f"{self.name}_backward", self.backward, self._gradients, shares_empty=True)
+            backward, taped = _operator(
+                f"{self.name}_backward", self.backward, self._gradients, shares_empty=True
+            )
+            self.taped.append(taped)
 
         class Differentiable(torch.autograd.Function):
             @staticmethod
@@ -237,7 +246,7 @@ def _failures() -> tuple[bool, bool]:
 
 def _operator(
     name: str, function: Callable[..., Made], made: list[str], *, shares_empty: bool = False
-) -> Any:
+) -> tuple[Any, Taped]:
     """`gpattention::<name>`: a list of what was made, (0,) in place of what was not.
 
     Its kernels add failures to the counter, which no argument names: nothing in compiled code reads that, and
@@ -261,7 +270,7 @@ def _operator(
     for device in ("CPU", "CUDA"):
         _LIBRARY.impl(name, taped.__call__, device)
     torch.library.register_fake(f"gpattention::{name}", shapes, lib=_LIBRARY)
-    return getattr(torch.ops.gpattention, name).default
+    return getattr(torch.ops.gpattention, name).default, taped
 
 
 def _found(x: Tensor) -> Tensor | None:
