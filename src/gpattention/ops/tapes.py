@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpattention.numerics import failure_counter, failures_are_counted, is_capturing
@@ -39,8 +40,7 @@ from gpattention.ops.launching import (
 MOST = 256  # tapes of one function: texts of all lengths would have one for each
 _SPECIALIZED = 16  # bytes: kernels for pointers that are multiples are others
 _ALIGNED = 512  # bytes, as torch's allocator aligns memory on a GPU
-_TENSORS = (Tensor, torch.nn.Parameter)  # what other classes hold may be no memory
-_PLAIN = (int, float, bool, str, type(None))
+_PLAIN = {int, float, bool, str, type(None)}
 _SEQUENCES = (list, tuple, torch.Size)
 
 _ALLOCATIONS = {"empty.memory_format", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
@@ -139,22 +139,24 @@ def kind_of(args: Sequence[Any], settings: tuple[Any, ...]) -> Key | None:
     """
     key: list[Any] = []
     first = None
-    for x in args:
+    for x in args:  # every operator of every layer comes here
         kind = x.__class__
-        if kind in _TENSORS:
+        if kind is Tensor or kind is Parameter:  # what other classes hold may be no memory
             if first is None:
                 first = x
-            key += (x.dtype, x.data_ptr() % _SPECIALIZED, x.shape, x.stride())
+            key += x.dtype, x.data_ptr() % _SPECIALIZED, x.shape, x.stride()
+        elif x is None:
+            key.append(None)
         elif kind in _PLAIN:
-            key += (kind, x)  # 1, 1.0 and True are equal, and other constants
-        elif kind in _SEQUENCES and all(type(n) in _PLAIN for n in x):
+            key += kind, x  # 1, 1.0 and True are equal, and other constants
+        elif kind in _SEQUENCES and _PLAIN.issuperset(map(type, x)):
             key.append(tuple(x))
         else:
             return None
     if first is None:
         return None
     # kernels are launched where the thread is, allocations are made where the tensors are
-    key += (first.device, torch._C._cuda_getDevice() if first.is_cuda else None, settings)
+    key += first.device, torch._C._cuda_getDevice() if first.is_cuda else None, settings
     return tuple(key)
 
 
@@ -201,7 +203,7 @@ class _Recorder(TorchDispatchMode):
         self.device = next(x.device for x in args if isinstance(x, Tensor))
         self.memory: dict[int, _Memory] = {}
         self.steps: list[_Launch | _Operation] = []
-        self.hooks: list[list[Any]] = []
+        self.hooks: dict[int, list[Any]] = {}
         for i, x in enumerate(self.args):
             if isinstance(x, Tensor):
                 self.memory[_storage(x)] = _Memory(x, f"a{i}", given=True, whole=True)
@@ -228,7 +230,8 @@ class _Recorder(TorchDispatchMode):
     def launch(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], constants: Any) -> None:
         """Note a launch."""
         self.steps.append(_Launch(ready_to_launch(kernel, grid, args, constants), args))
-        self.hooks.append(hooks_of(kernel))
+        hooks = hooks_of(kernel)
+        self.hooks[id(hooks)] = hooks
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -330,7 +333,7 @@ class _Writer:
         name = f"<launch tape {next(_numbers)}>"
         exec(compile(source, name, "exec"), self._names)
         linecache.cache[name] = len(source), None, source.splitlines(True), name  # for tracebacks
-        return Tape(self._names["play"], tuple(self._recorder.hooks))
+        return Tape(self._names["play"], tuple(self._recorder.hooks.values()))
 
     def _allocator(self) -> str:
         """What makes an empty tensor of a shape, strides and a type, in the least time there is."""
