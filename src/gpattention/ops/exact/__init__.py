@@ -10,7 +10,7 @@ Each is one operator; `kernels` holds the mathematics.  Their slow references ar
 whole models too, which take a regulariser and their moments together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -30,13 +30,13 @@ from gpattention.ops.layout import (
     Room,
     View,
     allocator,
+    as_two,
     launch,
     matrices,
     padded,
     room,
     rooms,
     scalars,
-    to_parameters,
     token_major,
     vectors,
     view,
@@ -118,6 +118,40 @@ def _amplitude_backward(
 
 
 _ROW_LOG_AMPLITUDE = Fused("row_log_amplitude", _amplitude, ("log_amplitude",), _amplitude_backward)
+
+
+def to_parameters(
+    found: Tensor, lead: Sequence[int], parameters: Mapping[str, Tensor], needed: Sequence[bool]
+) -> dict[str, Tensor | None]:
+    """Gradients [P, 2, B, H], in two parts each, as those of P parameters [..., 1, 1] shared by sequences.
+
+    Parameters with one number per head, the usual ones, are summed in one launch, and come `together` where
+    all are needed.
+    """
+    H = as_two(lead)[1]
+    shapes = {x.shape for x in parameters.values()}
+    if len(parameters) > 1 and shapes == {(H, 1, 1)} and all(needed[: len(parameters)]):
+        return {"together": by_head_of(found).view(-1, H, 1, 1)}
+    by_head = None
+    gradients: dict[str, Tensor | None] = {}
+    for place, ((name, parameter), need) in enumerate(zip(parameters.items(), needed, strict=False)):
+        shape = parameter.shape
+        if not need:
+            gradients[name] = None
+        elif parameter.numel() == H and shape[-3:] == (H, 1, 1):
+            by_head = by_head_of(found) if by_head is None else by_head
+            gradients[name] = by_head[place].view(shape)
+        else:
+            gradients[name] = found[place].sum(0).reshape(*lead, 1, 1).sum_to_size(shape)
+    return gradients
+
+
+def by_head_of(found: Tensor) -> Tensor:
+    """[P, parts, B, H] summed over parts and sequences.  [P, H]"""
+    P, parts, B, H = found.shape
+    out = allocator(found)(P, H)
+    kernels_of("exact").parameters_kernel[(P,)](found, out, parts * B, H, ROWS=128, HP=padded(H), num_warps=4)
+    return out
 
 
 def fused_prior_density(
