@@ -11,7 +11,6 @@ whole models too, which take a regulariser and their moments together.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -442,7 +441,7 @@ class Sizes(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How large what a call needs is, in numbers: worked out once for all calls of the same sizes.
+    """How large what a call needs is, in numbers.
 
     Attributes:
         padded: sides of padded matrices.
@@ -457,11 +456,6 @@ class Plan(NamedTuple):
     kept: Arrays
     forward: Arrays
     backward: Arrays
-
-
-def _known(*sizes: int) -> bool:
-    """Whether these are numbers: a compiler may not know them yet."""
-    return {*map(type, sizes)} == {int}
 
 
 def _cgp_plan(sizes: Sizes, with_variance: bool, cost: str) -> Plan:
@@ -504,9 +498,6 @@ def _direct_plan(sizes: Sizes, with_variance: bool, cost: str, amplified: bool) 
     }  # fmt: skip
     kept |= prior_sizes(cost, S, QP, CP, DP)
     return Plan(P, max(QP, NP), Arrays(kept), Arrays(forward), Arrays(backward))
-
-
-_cgp_plan_of, _direct_plan_of = lru_cache(maxsize=256)(_cgp_plan), lru_cache(maxsize=256)(_direct_plan)
 
 
 def _cost_forward(
@@ -608,7 +599,7 @@ def _cgp(
 ) -> Made:
     (B, H, NQ, _), (N, C), D = q.shape, k.shape[2:], v.shape[3]
     sizes = Sizes(B, H, NQ, N, C, D)
-    plan = (_cgp_plan_of if _known(*sizes) else _cgp_plan)(sizes, with_variance, with_cost)
+    plan = _cgp_plan(sizes, with_variance, with_cost)
     (state, kept), (_, scratch) = room(q, plan.kept), room(q, plan.forward)
     key = _roots(sizes, plan, k, o, v, mask, noise, scale_k, lead, kept, scratch, 1 + with_variance)
     mean = token_major(B, H, NQ, D, q)
@@ -639,7 +630,7 @@ def _cgp_backward(
 ) -> Made:  # fmt: skip
     (B, H, NQ, D), (N, C) = mean.shape, k_shape[2:]
     sizes = Sizes(B, H, NQ, N, C, D)
-    plan, S = (_cgp_plan_of if _known(*sizes) else _cgp_plan)(sizes, with_variance, with_cost), sizes.heads
+    plan, S = _cgp_plan(sizes, with_variance, with_cost), sizes.heads
     kept, (_, scratch) = rooms(state, plan.kept), room(state, plan.backward)
     by_mean = torch.zeros_like(mean) if by_mean is None else by_mean
     d_k, d_o, d_v = (token_major(B, H, N, x, mean) for x in (C, C, D))
@@ -690,7 +681,7 @@ def _direct(
 ) -> Made:
     (B, H, NQ, _), (N, C), D, empty = q.shape, k.shape[2:], v.shape[3], allocator(q)
     sizes, amplified = Sizes(B, H, NQ, N, C, D), log_amplitude is not None
-    plan = (_direct_plan_of if _known(*sizes) else _direct_plan)(sizes, with_variance, with_cost, amplified)
+    plan = _direct_plan(sizes, with_variance, with_cost, amplified)
     (state, kept), (_, scratch) = room(q, plan.kept), room(q, plan.forward)
     key = _roots(sizes, plan, k, None, v, mask, noise, scale_k, lead, kept, scratch, int(with_variance))
     K, tokens_k = kept["K"], kept["tokens_k"]
@@ -724,7 +715,7 @@ def _direct_backward(
 ) -> Made:  # fmt: skip
     (B, H, NQ, D), (N, C) = mean.shape, k_shape[2:]
     sizes, amplified = Sizes(B, H, NQ, N, C, D), log_amplitude is not None
-    plan = (_direct_plan_of if _known(*sizes) else _direct_plan)(sizes, with_variance, with_cost, amplified)
+    plan = _direct_plan(sizes, with_variance, with_cost, amplified)
     kept, (_, scratch) = rooms(state, plan.kept), room(state, plan.backward)
     by_mean = torch.zeros_like(mean) if by_mean is None else by_mean
     d_k, d_v = token_major(B, H, N, C, mean), token_major(B, H, N, D, mean)
