@@ -18,6 +18,7 @@ from gpattention.ops import attention, draws, exact, launching, layers, sgpa, sp
 from gpattention.ops.operators import Fused
 from gpattention.ops.tapes import Tape, Taped
 from tests.gp.samples import sample
+from tests.ops.comparison import without_tapes
 
 pytest.importorskip("triton")
 
@@ -44,16 +45,10 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tape]]:
         return tape._replace(play=play)
 
     monkeypatch.setattr(tapes._Writer, "tape", noted)
-    for fused in ALL:
-        for taped in fused.taped:
-            taped.tapes.clear()
-            taped.reasons.clear()
-            taped._met.clear()
+    tapes.forget_tapes()
     with gp.fused_kernels("on"), gp.deferred_checks():
         yield found
-    for fused in ALL:
-        for taped in fused.taped:
-            taped.tapes.clear()
+    tapes.forget_tapes()  # they are noted here
 
 
 def reasons() -> set[str]:
@@ -149,9 +144,8 @@ CALLS: dict[str, Callable[[int], list[Tensor]]] = {
 }  # fmt: skip
 
 
-def without_tapes(call: Callable[[int], list[Tensor]], seed: int) -> list[Tensor]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tapes, "kind_of", lambda args, settings: None)
+def untaped(call: Callable[[int], list[Tensor]], seed: int) -> list[Tensor]:
+    with without_tapes():
         return call(seed)
 
 
@@ -174,7 +168,7 @@ def test_same_bits_with_and_without(
     found = call(1)
     ran = len(played)
     assert ran >= 2  # forward and backward
-    check_same(found, without_tapes(call, 1))
+    check_same(found, untaped(call, 1))
     assert len(played) == ran
     assert not reasons()
 
@@ -213,11 +207,11 @@ def test_another_kind_of_call_is_another_tape(change: Callable[..., Any], played
     assert kinds() == 1
     assert len(played) == 3
     given = change(x, raw, 1.0)
-    expected = without_tapes(lambda _: [triangle(*given)], 0)
+    expected = untaped(lambda _: [triangle(*given)], 0)
     for _ in range(2):
         check_same([triangle(*given)], expected)
     assert kinds() == 2
-    check_same([triangle(x, raw, 1.0)], without_tapes(lambda _: [triangle(x, raw, 1.0)], 0))
+    check_same([triangle(x, raw, 1.0)], untaped(lambda _: [triangle(x, raw, 1.0)], 0))
 
 
 @interpreted
@@ -312,7 +306,7 @@ def test_there_are_only_so_many(played: list[Tape], monkeypatch: pytest.MonkeyPa
     for n in (3, 4, 5, 6):
         for _ in range(2):
             x, raw = numbers(2, n, n), numbers(2, n)
-            check_same([triangle(x, raw)], without_tapes(lambda _, x=x, raw=raw: [triangle(x, raw)], 0))
+            check_same([triangle(x, raw)], untaped(lambda _, x=x, raw=raw: [triangle(x, raw)], 0))
     assert kinds() == 2
     triangle(numbers(2, 3, 3), numbers(2, 3))
     assert len(played) == 3
@@ -429,7 +423,7 @@ def test_training_steps_on_a_gpu(kind: str, way: str, played: list[Tape]) -> Non
         pytest.skip(f"launches are Triton's own under {triton.__version__}")
     torch._dynamo.reset()
     with gp.fused_kernels("auto"):
-        expected = without_tapes(lambda _: steps(kind, way), 0)
+        expected = untaped(lambda _: steps(kind, way), 0)
         assert not played
         found = steps(kind, way)
         assert played or kind == "softmax"

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -53,6 +54,18 @@ _VIEWS = {"_unsafe_view", "_reshape_alias"}  # by what they do, not by their sch
 
 Result = list[Any]  # of tensors, and None where there is none
 Key = tuple[Any, ...]
+
+
+_taped: "WeakSet[Taped]" = WeakSet()
+
+
+def forget_tapes() -> None:
+    """Throw all tapes away: for whoever changes what functions depend on beside arguments and settings.
+
+    The launch options of `ops.layout` are such a thing.
+    """
+    for taped in _taped:
+        taped.forget()
 
 
 class Tape(NamedTuple):
@@ -91,6 +104,7 @@ class Taped:
         self._met: set[Key] = set()
         self.tapes: dict[Key, Tape] = {}
         self.reasons: dict[Key, str] = {}
+        _taped.add(self)
 
     def __call__(self, *args: Any, **keywords: Any) -> Result:
         """What the function gives."""
@@ -101,6 +115,12 @@ class Taped:
         if tape is None or is_listened_to() or any(tape.hooks):
             return self._function(*args, **keywords)
         return tape.play(*args)
+
+    def forget(self) -> None:
+        """Throw its tapes away, and what else it knows of kinds of calls."""
+        self._met.clear()
+        self.tapes.clear()
+        self.reasons.clear()
 
     def _new_tape(self, key: Key | None, args: tuple[Any, ...], keywords: dict[str, Any]) -> Tape | None:
         """Of the second call of a kind: many kinds have but one."""
