@@ -19,6 +19,7 @@ from gpattention.ops.operators import Fused
 from gpattention.ops.tapes import Tape, Taped
 from tests.gp.samples import sample
 from tests.ops.comparison import without_tapes
+from tests.ops.test_launching import Kernel
 
 pytest.importorskip("triton")
 
@@ -155,7 +156,7 @@ def check_same(found: list[Tensor], expected: list[Tensor]) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("way", ["eager", "operators"])
+@pytest.mark.parametrize("way", ["operators", pytest.param("eager", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CALLS)
 def test_same_bits_with_and_without(
     name: str, way: str, played: list[Tape], monkeypatch: pytest.MonkeyPatch
@@ -345,6 +346,7 @@ class TestWriting:
             (lambda x: [x.clone().normal_()], "normal_"),
             (lambda x: [torch.zeros_like(x).view(torch.int32)], "float32 as torch.int32"),
             (lambda x: [torch.empty(3, device="meta")], "allocates on meta"),
+            (lambda x: [x[:, 1:].zero_()], "writes to what it is given (aten.zero_.default)"),
         ],
     )
     def test_what_is_not_repeated_says_why(self, function: Callable[..., Any], reason: str) -> None:
@@ -354,6 +356,55 @@ class TestWriting:
         assert not taped.tapes
         (told,) = taped.reasons.values()
         assert reason in told
+
+    def test_compiled_kernels_are_given_addresses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        kernel = Kernel()
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+        quick = launching.QuickKernel(kernel)
+        streams = iter(range(10))
+        quick._driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda _: next(streams)))
+        monkeypatch.setattr(tapes, "imported_kernels", lambda op: SimpleNamespace(one=quick))
+        monkeypatch.setattr(launching, "imported_kernels", lambda op: SimpleNamespace(one=quick))
+
+        def function(x: Tensor, y: Tensor) -> list[Any]:
+            out, room = torch.empty(4), torch.empty(2, 64)
+            one = launching.kernels_of("some").one
+            one[3,]((x[1:], 4), 5, SIDE=16, SCALE=0.5, num_warps=4)
+            one[3, 2](((None, room[1]), out[:0], y.mT), True, SIDE=16, SCALE=0.5, num_warps=4)
+            return [out]
+
+        taped = Taped(function)
+        x, y = numbers(8), numbers(3, 4)
+        for _ in range(2):
+            (out,) = taped(x, y)
+        (tape,) = taped.tapes.values()
+        first, second = (made.runs[0] for made in kernel.made)
+        assert first == (
+            3,
+            1,
+            1,
+            0,
+            "function",
+            "metadata",
+            None,
+            None,
+            None,
+            (x[1:].data_ptr(), 4),
+            5,
+            16,
+            0.5,
+        )
+        assert second[:4] == (3, 2, 1, 0)  # one stream of a call
+        (nothing, place), empty, other = second[9]
+        assert (nothing, empty, other, *second[10:]) == (None, 0, y.data_ptr(), True, 16, 0.5)
+        assert place % 64 == 0
+        assert place != out.data_ptr()
+        (other_out,) = taped(y[0].repeat(2), y)
+        assert len(kernel.made) == 2
+        assert kernel.made[0].runs[1][3] == 1
+        assert other_out.data_ptr() != out.data_ptr()
+        assert len(taped.tapes) == 1
+        assert tape.hooks == ([],)
 
     def test_threads_share_tapes(self) -> None:
         taped = Taped(lambda x: [x.clone(), torch.empty(2).zero_()])

@@ -2,8 +2,8 @@
 
 The functions behind an operator allocate tensors and launch kernels.  For arguments alike in shapes, strides,
 types, alignment and options they always do the same, and most of a short sequence's time goes into working
-out sizes, views and arguments.  So the second call of a kind is noted, on memory of its own and with the
-launches left out, and written down as a Python function: it allocates what is returned, takes all other
+out sizes, views and arguments.  So the second call of a kind is noted, with the launches left out, and
+written down as a Python function: it allocates what is returned, takes all other
 memory in one piece, and hands addresses and constants to the compiled kernels.  That call and all later ones
 of its kind run this function.
 
@@ -16,6 +16,7 @@ What a call takes is free again when it ends, nothing earlier; a stream runs its
 """
 
 import linecache
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -214,12 +215,14 @@ class _Operation:
 class _Recorder(TorchDispatchMode):
     """Notes what a function does with arguments like these: allocations, operations, launches.
 
-    Each argument is a tensor apart from the others here, whose storages tell what is a view of what.
+    Storages tell what is a view of what, so that arguments which share one, as views of one product do, are
+    here apart from each other.  Nothing is launched, and arguments are only read.
     """
 
     def __init__(self, args: Sequence[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.args = [_apart(x) if isinstance(x, Tensor) else x for x in args]
+        shared = Counter(_storage(x) for x in args if isinstance(x, Tensor))
+        self.args = [_apart(x) if isinstance(x, Tensor) and shared[_storage(x)] > 1 else x for x in args]
         self.device = next(x.device for x in args if isinstance(x, Tensor))
         self.memory: dict[int, _Memory] = {}
         self.steps: list[_Launch | _Operation] = []
@@ -263,6 +266,8 @@ class _Recorder(TorchDispatchMode):
             return func(*args, **keywords)
         if name not in _ALLOCATIONS and name not in _REPEATED:
             raise CannotBeNotedError(f"it calls {func}")
+        if func._schema.is_mutable and self._is_from_outside(args[0]):
+            raise CannotBeNotedError(f"it writes to what it is given ({func})")
         found = func(*args, **keywords)
         if found.device != self.device:
             raise CannotBeNotedError(f"it allocates on {found.device}")
@@ -278,6 +283,10 @@ class _Recorder(TorchDispatchMode):
                     memory.whole = True
             self.steps.append(_Operation(func, args, keywords, made))
         return found
+
+    def _is_from_outside(self, x: Tensor) -> bool:
+        memory = self.memory.get(_storage(x))
+        return memory is None or memory.given
 
 
 class _Noting:
