@@ -128,8 +128,9 @@ class Taped:
         if key is None or key in self.reasons or is_capturing() or len(self.tapes) >= MOST:
             return None
         if key not in self._met:
-            if len(self._met) >= 4 * MOST:
-                self._met.clear()
+            for book in (self._met, self.reasons):
+                if len(book) >= 4 * MOST:
+                    book.clear()
             self._met.add(key)
             return None
         recorder = _Recorder(args)
