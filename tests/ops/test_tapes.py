@@ -131,6 +131,18 @@ KINDS: dict[str, dict[str, Any]] = {
     "softmax": {}, "kernel": {}, "direct": {}, "cgp": {}, "scgp": {"num_inducing": 3},
     "sgpa": {"num_inducing": 3},
 }  # fmt: skip
+
+
+def of_gelu(seed: int) -> list[Tensor]:
+    """With products of torch's, and what gathers gradients."""
+    h, weight, bias = numbers(2, 3, 8, seed=seed), numbers(4, 8, seed=seed + 1), numbers(8, seed=seed + 2)
+    leaves = [x.requires_grad_() for x in (h, weight, bias)]
+    z = layers.gelu_linear(h, bias, weight, 0.5, torch.tensor(seed), 2)
+    gradients = torch.autograd.grad(z.square().sum(), leaves)
+    gathered = layers.gather_and_sum([numbers(6, 4, seed=seed), numbers(4, 6, seed=seed).mT])
+    return [z.detach(), *gradients, *gathered]
+
+
 CALLS: dict[str, Callable[[int], list[Tensor]]] = {
     **{name: partial(of_attention, name, False, **options) for name, options in KINDS.items()},
     **{f"{name}-padded": partial(of_attention, name, True, **options) for name, options in KINDS.items()},
@@ -142,6 +154,7 @@ CALLS: dict[str, Callable[[int], list[Tensor]]] = {
     "direct-posterior": partial(of_posterior, gp.direct_posterior, with_cost="marginal"),
     "cgp-mean-alone": partial(of_posterior, gp.cgp_posterior, density=False),
     "residual": of_residual,
+    "gelu": of_gelu,
 }  # fmt: skip
 
 

@@ -46,8 +46,9 @@ _PLAIN = {int, float, bool, str, type(None)}
 _SEQUENCES = (list, tuple, torch.Size)
 
 _ALLOCATIONS = {"empty.memory_format", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
-# neither random nor looking at values, and alone under autocast
+# neither random nor looking at values; what autocast makes of products is in the kind of a call
 _REPEATED = {
+    "mm",
     "zero_", "zeros_like", "new_zeros", "clone", "copy_", "sum.dim_IntList", "sub.Tensor", "neg",
     "div_.Scalar", "div_.Tensor",
 }  # fmt: skip
@@ -178,7 +179,8 @@ def kind_of(args: Sequence[Any], settings: tuple[Any, ...]) -> Key | None:
     if first is None:
         return None
     # kernels are launched where the thread is, allocations are made where the tensors are
-    key += first.device, torch._C._cuda_getDevice() if first.is_cuda else None, settings
+    key += first.device, torch._C._cuda_getDevice() if first.is_cuda else None
+    key += torch._C._is_any_autocast_enabled(), settings
     return tuple(key)
 
 
