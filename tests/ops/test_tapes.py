@@ -502,6 +502,16 @@ def test_training_steps_on_a_gpu(kind: str, way: str, played: list[Tape]) -> Non
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_no_kernel_is_given_an_address_of_the_host(played: list[Tape]) -> None:
+    h, weight, seed = numbers(2, 3, 8).cuda(), numbers(4, 8).cuda(), torch.tensor(1)
+    for _ in range(3):
+        layers.gelu_linear(h, None, weight, 0.5, seed.cuda(), 2)
+    with pytest.raises(ValueError, match="cannot be accessed from Triton"):
+        layers.gelu_linear(h, None, weight, 0.5, seed, 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_another_stream_is_launched_on(played: list[Tape]) -> None:
     x, raw = numbers(64, 64, 64).cuda(), numbers(64, 64).cuda()
     expected = triangle(x, raw)

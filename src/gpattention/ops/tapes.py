@@ -3,9 +3,9 @@
 The functions behind an operator allocate tensors and launch kernels.  For arguments alike in shapes, strides,
 types, alignment and options they always do the same, and most of a short sequence's time goes into working
 out sizes, views and arguments.  So the second call of a kind is noted, with the launches left out, and
-written down as a Python function: it allocates what is returned, takes all other
-memory in one piece, and hands addresses and constants to the compiled kernels.  That call and all later ones
-of its kind run this function.
+written down as a Python function: it allocates what is returned, takes all other memory in one piece, and
+hands addresses and constants to the compiled kernels.  That call and all later ones of its kind run this
+function.
 
 Noted are launches, at the one door to kernels, and by a mode of torch's dispatcher allocations and the few
 operations in `_REPEATED`.  A function that does something else, such as to look at a value, runs as it is,
@@ -48,9 +48,8 @@ _SEQUENCES = (list, tuple, torch.Size)
 _ALLOCATIONS = {"empty.memory_format", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
 # neither random nor looking at values; what autocast makes of products is in the kind of a call
 _REPEATED = {
-    "mm",
     "zero_", "zeros_like", "new_zeros", "clone", "copy_", "sum.dim_IntList", "sub.Tensor", "neg",
-    "div_.Scalar", "div_.Tensor",
+    "div_.Scalar", "div_.Tensor", "mm",
 }  # fmt: skip
 _VIEWS = {"_unsafe_view", "_reshape_alias"}  # by what they do, not by their schema
 
@@ -134,8 +133,8 @@ class Taped:
                     book.clear()
             self._met.add(key)
             return None
-        recorder = _Recorder(args)
         try:
+            recorder = _Recorder(args)
             made = recorder.watch(self._function, keywords)
             tape = _Writer(recorder, made, self._shares_empty).tape()
         except UnknownLaunchError:  # by now: the next call may find it compiled
@@ -167,7 +166,7 @@ def kind_of(args: Sequence[Any], settings: tuple[Any, ...]) -> Key | None:
         if kind is Tensor or kind is Parameter:  # what other classes hold may be no memory
             if first is None:
                 first = x
-            key += x.dtype, x.data_ptr() % _SPECIALIZED, x.shape, x.stride()
+            key += x.dtype, x.get_device(), x.data_ptr() % _SPECIALIZED, x.shape, x.stride()
         elif x is None:
             key.append(None)
         elif kind in _PLAIN:
@@ -355,7 +354,7 @@ class _Writer:
             line = self._launch(step) if isinstance(step, _Launch) else self._operation(step)
             lines += [*self._addresses.values(), line]
             self._addresses = dict.fromkeys(self._addresses, "")
-        results = ", ".join("None" if x is None else self._tensor(x) for x in self._made)
+        results = ", ".join(map(self._value, self._made))
         lines = [*allocations, *filter(None, lines), f"return [{results}]"]
         return self._compiled(lines)
 
@@ -396,8 +395,8 @@ class _Writer:
         return f"{self._constant(ready.call)}({', '.join([*grid, *stream, *first, *args, *last])})"
 
     def _operation(self, step: _Operation) -> str:
-        args = [self._tensor(x) if isinstance(x, Tensor) else self._constant(x) for x in step.args]
-        args += [f"{name}={self._constant(x)}" for name, x in step.keywords.items()]
+        args = [self._value(x) for x in step.args]
+        args += [f"{name}={self._value(x)}" for name, x in step.keywords.items()]
         made = "" if step.made is None else f"{step.made.name} = "
         return f"{made}{self._constant(step.call)}({', '.join(args)})"
 
@@ -422,6 +421,9 @@ class _Writer:
         name = f"{memory.name}_at"
         self._addresses.setdefault(name, f"{name} = {memory.name}.data_ptr()")
         return f"{name} + {offset}" if offset else name
+
+    def _value(self, x: Any) -> str:
+        return self._tensor(x) if isinstance(x, Tensor) else self._constant(x)
 
     def _tensor(self, x: Tensor) -> str:
         memory = self._recorder.memory.get(_storage(x))
