@@ -14,6 +14,7 @@ import torch
 
 from gpattention import gp
 from gpattention.ops.layout import LAUNCHES
+from gpattention.ops.tapes import forget_tapes
 
 
 def milliseconds(sequences: int, tokens: int, device: str, rounds: int) -> float:
@@ -60,8 +61,10 @@ def main() -> None:
         for warps in given.warps:
             for stages in given.stages:
                 LAUNCHES[kernel] = small, {"num_warps": warps, "num_stages": stages}
+                forget_tapes()
                 row(f"{kernel}: {warps} warps, {stages} stages")
         LAUNCHES[kernel] = small, large
+        forget_tapes()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
 """Fused kernels in float32 beside the plain operations in float32 and float64: outputs and gradients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
+import pytest
 import torch
 from torch import Tensor
 
 from gpattention import gp
+from gpattention.ops import tapes
 
 Outputs = dict[str, Tensor]
 Result = TypeVar("Result")
@@ -51,6 +54,14 @@ def both(call: Callable[[Tensor], Tensor], x: Tensor) -> None:
             found.append((y.detach(), *torch.autograd.grad(y.square().sum(), leaf)))
     for plain, fused in zip(*found, strict=True):
         assert float((fused - plain).norm() / plain.norm()) < 1e-5
+
+
+@contextmanager
+def without_tapes() -> Iterator[None]:
+    """Inside, functions of operators run as they are written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tapes, "kind_of", lambda args, settings: None)
+        yield
 
 
 def captured(step: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpattention import gp
-from gpattention.ops import operators
+from gpattention.ops import launching, tapes
 from gpattention.ops.launching import QuickKernel
 from tests.gp.samples import sample
 
@@ -174,7 +174,8 @@ def test_same_bits_as_triton_launches(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(JITFunction, "run", noted)
             again = answers(offset)
             assert launched == []
-            patch.setattr(QuickKernel, "_is_watched", lambda self: True)
+            for module in (launching, tapes):
+                patch.setattr(module, "is_listened_to", lambda: True)
             reference = answers(offset)
             assert launched
         for x, y, z in zip(first, again, reference, strict=True):
@@ -193,7 +194,7 @@ def test_all_constants_of_kernels_come_last_and_have_no_default(op: str) -> None
     """A quick launch hands arguments and constants on by place."""
     import inspect
 
-    kernels = operators._imported(op)
+    kernels = launching.imported_kernels(op)
     found = [value for name, value in vars(kernels).items() if name.endswith("_kernel")]
     assert found
     for kernel in found:

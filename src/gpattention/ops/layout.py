@@ -87,32 +87,6 @@ def scalars(x: Tensor, lead: Sequence[int]) -> View:
     return found, *found.stride()
 
 
-def to_parameters(
-    found: Tensor, lead: Sequence[int], parameters: Mapping[str, Tensor], needed: Sequence[bool]
-) -> dict[str, Tensor | None]:
-    """Gradients [P, 2, B, H], in two parts each, as those of P parameters [..., 1, 1] shared by sequences.
-
-    Parameters with one number per head, the usual ones, are summed in one launch, and come `together` where
-    all are needed.
-    """
-    H = as_two(lead)[1]
-    shapes = {x.shape for x in parameters.values()}
-    if len(parameters) > 1 and shapes == {(H, 1, 1)} and all(needed[: len(parameters)]):
-        return {"together": found.sum((1, 2)).view(-1, H, 1, 1)}
-    by_head = None
-    gradients: dict[str, Tensor | None] = {}
-    for place, ((name, parameter), need) in enumerate(zip(parameters.items(), needed, strict=False)):
-        shape = parameter.shape
-        if not need:
-            gradients[name] = None
-        elif parameter.numel() == H and shape[-3:] == (H, 1, 1):
-            by_head = found.sum((1, 2)) if by_head is None else by_head  # [P, H]
-            gradients[name] = by_head[place].view(shape)
-        else:
-            gradients[name] = found[place].sum(0).reshape(*lead, 1, 1).sum_to_size(shape)
-    return gradients
-
-
 def view(x: Tensor | None) -> View | None:
     """A tensor and its strides as kernels take it, without the last one of rows [B, H, N, X], which is 1."""
     if x is None:

@@ -18,56 +18,24 @@ more where a backward pass may follow has a keyword `train`, which says so; call
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from contextvars import ContextVar
-from functools import cache
-from importlib import import_module
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpattention.numerics import (
+    checks_are_deferred,
     counted_failures,
-    failure_counter,
     failures_are_counted,
     refuse_second_derivative,
 )
-from gpattention.ops.launching import quickly_launched
+from gpattention.ops.launching import Absent, stand_in
+from gpattention.ops.tapes import Result, Taped
 
 Made = dict[str, Tensor | None]
 
-_absent: ContextVar[bool] = ContextVar("gpattention_absent_kernels", default=False)
 _LIBRARY = torch.library.Library("gpattention", "FRAGMENT")
-
-
-class _Absent:
-    """Kernels that do nothing: for tensors that have a shape and no values."""
-
-    def __getattr__(self, name: str) -> "_Absent":
-        return self
-
-    def __getitem__(self, grid: object) -> Callable[..., None]:
-        return lambda *args, **options: None
-
-
-_ABSENT = _Absent()
-
-
-def kernels_of(op: str) -> Any:
-    """The Triton kernels of an op, imported when they are first launched: Triton is an optional package."""
-    return _ABSENT if _absent.get() else _imported(op)
-
-
-@cache
-def _imported(op: str) -> Any:
-    return quickly_launched(import_module(f"gpattention.ops.{op}.kernels"))
-
-
-def counter_for(device: torch.device) -> tuple[Tensor | None, int]:
-    """The counter of failures that a kernel is given, and whether it adds its own."""
-    if _absent.get():
-        return None, 0
-    return failure_counter(device), int(failures_are_counted())
 
 
 class Fused:
@@ -81,6 +49,9 @@ class Fused:
         backward: gradients of inputs, by name; None for what has none.
         beside: gradients that are plain operations on those of the outputs, which a compiler had better see.
         together: inputs whose gradients the backward pass may give as one tensor.
+
+    Attributes:
+        taped: the functions that run, as they are called by eager code and as operators.
     """
 
     def __init__(
@@ -113,6 +84,12 @@ class Fused:
         self._made = list(dict.fromkeys([*outputs, *made]))
         self._by = [n if n in wanted else None for n in gradients]
         self._beside, self._together = beside, together
+        self._gradients = [*self.tensors, "together"] if together else self.tensors
+        self._run = Taped(partial(_in_order, forward, self._made), _failures)
+        self.taped = [self._run]
+        if backward is not None:
+            self._run_backward = Taped(partial(_in_order, backward, self._gradients), _failures)
+            self.taped.append(self._run_backward)
         self._count = sum(p.default is p.empty for p in given.values())  # those of the operator
         self._register()
         self._operator = getattr(torch.ops.gpattention, f"{name}_call").default
@@ -161,15 +138,26 @@ class Fused:
         joined = found.pop("together", None)
         return found if joined is None else found | dict(zip(self._together, joined.unbind(), strict=True))
 
+    def eagerly(self, args: Sequence[Any], keywords: dict[str, bool]) -> Made:
+        """What the forward pass makes, without the dispatcher."""
+        return dict(zip(self._made, self._run(*args, **keywords), strict=True))
+
+    def eagerly_back(self, asked: dict[str, Any]) -> Made:
+        """What the backward pass makes, without the dispatcher."""
+        return dict(zip(self._gradients, self._run_backward(*(asked[n] for n in self._wanted)), strict=True))
+
     def _named(self, tensors: Iterable[Tensor]) -> Made:
         return dict(zip(self._made, map(_found, tensors), strict=False))
 
     def _register(self) -> None:
-        forward = _operator(self.name, self.forward, self._made)
+        forward, taped = _operator(self.name, self.forward, self._made)
+        self.taped.append(taped)
         backward = None
-        gradients = [*self.tensors, "together"] if self._together else self.tensors
         if self.backward is not None:
-            backward = _operator(f"{self.name}_backward", self.backward, gradients)
+            backward, taped = _operator(
+                f"{self.name}_backward", self.backward, self._gradients, shares_empty=True
+            )
+            self.taped.append(taped)
 
         class Differentiable(torch.autograd.Function):
             @staticmethod
@@ -185,7 +173,7 @@ class Fused:
                 assert backward is not None
                 asked = self.asked(ctx, grads, ctx.needs_input_grad)
                 made = map(_found, backward(*(asked[n] for n in self._wanted if n in asked)))
-                found = self.apart(dict(zip(gradients, made, strict=True))) | self.beside(grads)
+                found = self.apart(dict(zip(self._gradients, made, strict=True))) | self.beside(grads)
                 return tuple(found.get(name) for name in self._given[: self._count])
 
         def call(*args: Any) -> list[Tensor]:
@@ -207,7 +195,7 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, fused: Fused, keywords: dict[str, bool], *args: Any) -> tuple[Tensor | None, ...]:
-        ctx.fused, made = fused, fused.forward(*args, **keywords)
+        ctx.fused, made = fused, fused.eagerly(args, keywords)
         if fused.backward is not None:
             fused.remember(ctx, args, made)
         return tuple(made.get(name) for name in fused.outputs)
@@ -217,7 +205,7 @@ class _Eager(torch.autograd.Function):
         fused, needed = ctx.fused, ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
             refuse_second_derivative(f"the gradient of {fused.name}")
-        found = fused.apart(fused.backward(**fused.asked(ctx, grads, needed))) | fused.beside(grads)
+        found = fused.apart(fused.eagerly_back(fused.asked(ctx, grads, needed))) | fused.beside(grads)
         gradients = [found.get(name) for name in fused.tensors]
         return None, None, *gradients, *[None] * (len(needed) - len(gradients))
 
@@ -245,7 +233,20 @@ def _define(name: str, function: Callable[..., Made], *, keywords: bool = True) 
     return signature
 
 
-def _operator(name: str, function: Callable[..., Made], made: list[str]) -> Any:
+def _in_order(function: Callable[..., Made], names: list[str], *args: Any, **keywords: bool) -> Result:
+    made = function(*args, **keywords)
+    return [made.get(name) for name in names]
+
+
+def _failures() -> tuple[bool, bool]:
+    """What becomes of failures, which decides what is launched, and whether somebody looks at a value."""
+    deferred = checks_are_deferred()
+    return deferred, deferred and failures_are_counted()
+
+
+def _operator(
+    name: str, function: Callable[..., Made], made: list[str], *, shares_empty: bool = False
+) -> tuple[Any, Taped]:
     """`gpattention::<name>`: a list of what was made, (0,) in place of what was not.
 
     Its kernels add failures to the counter, which no argument names: nothing in compiled code reads that, and
@@ -258,17 +259,18 @@ def _operator(name: str, function: Callable[..., Made], made: list[str]) -> Any:
         return _unaliased([found.get(n) for n in made], args)
 
     def shapes(*args: Any, **keywords: bool) -> list[Tensor]:
-        token = _absent.set(True)
+        token = stand_in.set(Absent())
         try:
             return run(*args, **keywords)
         finally:
-            _absent.reset(token)
+            stand_in.reset(token)
 
     _define(name, function)
+    taped = Taped(run, shares_empty=shares_empty)
     for device in ("CPU", "CUDA"):
-        _LIBRARY.impl(name, run, device)
+        _LIBRARY.impl(name, taped.__call__, device)
     torch.library.register_fake(f"gpattention::{name}", shapes, lib=_LIBRARY)
-    return getattr(torch.ops.gpattention, name).default
+    return getattr(torch.ops.gpattention, name).default, taped
 
 
 def _found(x: Tensor) -> Tensor | None:

@@ -1,5 +1,6 @@
 """The sparse model's kernels against float64, outputs and every gradient, under Triton's interpreter."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -118,6 +119,13 @@ def test_cuts_fill_a_gpu_and_cover_every_token() -> None:
     assert Sizes(4, 1, 1, 1, 16, 16, 32, 32, two=False, pooled=False).cut("sums", 2**20) == (128, 8192)
 
 
+@pytest.fixture
+def _untaped() -> Iterator[None]:
+    with comparison.without_tapes():
+        yield
+
+
+@pytest.mark.usefixtures("_untaped")  # tapes know nothing of what is changed here
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("inducing", [5, 17])
 def test_factors_are_kept_or_made_again(kept: bool, inducing: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +169,7 @@ def test_factors_are_kept_or_made_again(kept: bool, inducing: int, monkeypatch: 
         assert torch.equal(k.grad, first)
 
 
+@pytest.mark.usefixtures("_untaped")
 @pytest.mark.parametrize("kept", [32, 0])
 def test_a_failure_is_counted_once_however_factors_come_to_gradients(
     kept: int, monkeypatch: pytest.MonkeyPatch

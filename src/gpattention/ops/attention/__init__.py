@@ -6,6 +6,7 @@ Its slow references are the plain operations of `gp.kernel_attention`.
 from torch import Tensor
 
 from gpattention.numerics import broadcast
+from gpattention.ops.launching import kernels_of
 from gpattention.ops.layout import (
     allocator,
     launch,
@@ -17,7 +18,7 @@ from gpattention.ops.layout import (
     views,
     with_lead,
 )
-from gpattention.ops.operators import Fused, Made, kernels_of
+from gpattention.ops.operators import Fused, Made
 
 __all__ = ["fused_kernel_attention", "fused_softmax_attention"]
 

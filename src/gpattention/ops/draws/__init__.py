@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gpattention.ops.launching import kernels_of
 from gpattention.ops.layout import matrices, padded, token_major, vectors, view, views
-from gpattention.ops.operators import Fused, Made, kernels_of
+from gpattention.ops.operators import Fused, Made
 
 __all__ = ["draws_fit", "fused_draw", "fused_item_draw", "fused_normal", "fused_uniform"]
 

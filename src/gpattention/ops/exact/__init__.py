@@ -10,8 +10,7 @@ Each is one operator; `kernels` holds the mathematics.  Their slow references ar
 whole models too, which take a regulariser and their moments together.
 """
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,25 +23,26 @@ from gpattention.numerics import (
     checks_are_deferred,
     report_failures,
 )
+from gpattention.ops.launching import counter_for, kernels_of
 from gpattention.ops.layout import (
     Arrays,
     Room,
     View,
     allocator,
+    as_two,
     launch,
     matrices,
     padded,
     room,
     rooms,
     scalars,
-    to_parameters,
     token_major,
     vectors,
     view,
     views,
     with_lead,
 )
-from gpattention.ops.operators import Fused, Made, counter_for, kernels_of
+from gpattention.ops.operators import Fused, Made
 
 __all__ = [
     "PRIOR_COVARIANCE",
@@ -117,6 +117,40 @@ def _amplitude_backward(
 
 
 _ROW_LOG_AMPLITUDE = Fused("row_log_amplitude", _amplitude, ("log_amplitude",), _amplitude_backward)
+
+
+def to_parameters(
+    found: Tensor, lead: Sequence[int], parameters: Mapping[str, Tensor], needed: Sequence[bool]
+) -> dict[str, Tensor | None]:
+    """Gradients [P, 2, B, H], in two parts each, as those of P parameters [..., 1, 1] shared by sequences.
+
+    Parameters with one number per head, the usual ones, are summed in one launch, and come `together` where
+    all are needed.
+    """
+    H = as_two(lead)[1]
+    shapes = {x.shape for x in parameters.values()}
+    if len(parameters) > 1 and shapes == {(H, 1, 1)} and all(needed[: len(parameters)]):
+        return {"together": by_head_of(found).view(-1, H, 1, 1)}
+    by_head = None
+    gradients: dict[str, Tensor | None] = {}
+    for place, ((name, parameter), need) in enumerate(zip(parameters.items(), needed, strict=False)):
+        shape = parameter.shape
+        if not need:
+            gradients[name] = None
+        elif parameter.numel() == H and shape[-3:] == (H, 1, 1):
+            by_head = by_head_of(found) if by_head is None else by_head
+            gradients[name] = by_head[place].view(shape)
+        else:
+            gradients[name] = found[place].sum(0).reshape(*lead, 1, 1).sum_to_size(shape)
+    return gradients
+
+
+def by_head_of(found: Tensor) -> Tensor:
+    """[P, parts, B, H] summed over parts and sequences.  [P, H]"""
+    P, parts, B, H = found.shape
+    out = allocator(found)(P, H)
+    kernels_of("exact").parameters_kernel[(P,)](found, out, parts * B, H, ROWS=128, HP=padded(H), num_warps=4)
+    return out
 
 
 def fused_prior_density(
@@ -407,7 +441,7 @@ class Sizes(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How large what a call needs is, in numbers: worked out once for all calls of the same sizes.
+    """How large what a call needs is, in numbers.
 
     Attributes:
         padded: sides of padded matrices.
@@ -422,11 +456,6 @@ class Plan(NamedTuple):
     kept: Arrays
     forward: Arrays
     backward: Arrays
-
-
-def _known(*sizes: int) -> bool:
-    """Whether these are numbers: a compiler may not know them yet."""
-    return {*map(type, sizes)} == {int}
 
 
 def _cgp_plan(sizes: Sizes, with_variance: bool, cost: str) -> Plan:
@@ -469,9 +498,6 @@ def _direct_plan(sizes: Sizes, with_variance: bool, cost: str, amplified: bool) 
     }  # fmt: skip
     kept |= prior_sizes(cost, S, QP, CP, DP)
     return Plan(P, max(QP, NP), Arrays(kept), Arrays(forward), Arrays(backward))
-
-
-_cgp_plan_of, _direct_plan_of = lru_cache(maxsize=256)(_cgp_plan), lru_cache(maxsize=256)(_direct_plan)
 
 
 def _cost_forward(
@@ -573,7 +599,7 @@ def _cgp(
 ) -> Made:
     (B, H, NQ, _), (N, C), D = q.shape, k.shape[2:], v.shape[3]
     sizes = Sizes(B, H, NQ, N, C, D)
-    plan = (_cgp_plan_of if _known(*sizes) else _cgp_plan)(sizes, with_variance, with_cost)
+    plan = _cgp_plan(sizes, with_variance, with_cost)
     (state, kept), (_, scratch) = room(q, plan.kept), room(q, plan.forward)
     key = _roots(sizes, plan, k, o, v, mask, noise, scale_k, lead, kept, scratch, 1 + with_variance)
     mean = token_major(B, H, NQ, D, q)
@@ -604,7 +630,7 @@ def _cgp_backward(
 ) -> Made:  # fmt: skip
     (B, H, NQ, D), (N, C) = mean.shape, k_shape[2:]
     sizes = Sizes(B, H, NQ, N, C, D)
-    plan, S = (_cgp_plan_of if _known(*sizes) else _cgp_plan)(sizes, with_variance, with_cost), sizes.heads
+    plan, S = _cgp_plan(sizes, with_variance, with_cost), sizes.heads
     kept, (_, scratch) = rooms(state, plan.kept), room(state, plan.backward)
     by_mean = torch.zeros_like(mean) if by_mean is None else by_mean
     d_k, d_o, d_v = (token_major(B, H, N, x, mean) for x in (C, C, D))
@@ -655,7 +681,7 @@ def _direct(
 ) -> Made:
     (B, H, NQ, _), (N, C), D, empty = q.shape, k.shape[2:], v.shape[3], allocator(q)
     sizes, amplified = Sizes(B, H, NQ, N, C, D), log_amplitude is not None
-    plan = (_direct_plan_of if _known(*sizes) else _direct_plan)(sizes, with_variance, with_cost, amplified)
+    plan = _direct_plan(sizes, with_variance, with_cost, amplified)
     (state, kept), (_, scratch) = room(q, plan.kept), room(q, plan.forward)
     key = _roots(sizes, plan, k, None, v, mask, noise, scale_k, lead, kept, scratch, int(with_variance))
     K, tokens_k = kept["K"], kept["tokens_k"]
@@ -689,7 +715,7 @@ def _direct_backward(
 ) -> Made:  # fmt: skip
     (B, H, NQ, D), (N, C) = mean.shape, k_shape[2:]
     sizes, amplified = Sizes(B, H, NQ, N, C, D), log_amplitude is not None
-    plan = (_direct_plan_of if _known(*sizes) else _direct_plan)(sizes, with_variance, with_cost, amplified)
+    plan = _direct_plan(sizes, with_variance, with_cost, amplified)
     kept, (_, scratch) = rooms(state, plan.kept), room(state, plan.backward)
     by_mean = torch.zeros_like(mean) if by_mean is None else by_mean
     d_k, d_v = token_major(B, H, N, C, mean), token_major(B, H, N, D, mean)

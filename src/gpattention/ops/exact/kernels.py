@@ -180,6 +180,18 @@ _LOG_2_PI = tl.constexpr(1.8378770664093453)
 
 
 @triton.jit
+def parameters_kernel(found, out, rows, H, ROWS: constexpr, HP: constexpr):
+    """Program (parameter): its gradients [P, rows, H] summed over rows."""
+    r, c = tl.arange(0, ROWS), tl.arange(0, HP)
+    found += tl.program_id(0).to(tl.int64) * rows * H
+    S = tl.zeros((ROWS, HP), tl.float32)
+    for first in range(0, rows, ROWS):
+        inside = (first + r < rows)[:, None] & (c < H)[None, :]
+        S += tl.load(found + (first + r).to(tl.int64)[:, None] * H + c[None, :], mask=inside, other=0.0)
+    tl.store(out + tl.program_id(0) * H + c, tl.sum(S, 0), mask=c < H)
+
+
+@triton.jit
 def amplitudes(scale, log_amplitude, b, h, real, N: constexpr):
     """s a_i of every token.  [N]"""
     a = scale + tl.zeros((N,), tl.float32)

@@ -20,9 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm, linear
 
+from gpattention.ops.launching import kernels_of
 from gpattention.ops.noise import seed_key, stream_key
-from gpattention.ops.operators import Fused, Made, kernels_of
+from gpattention.ops.operators import Fused, Made
 from gpattention.ops.switch import is_plain
+from gpattention.ops.tapes import Result, Taped
 
 __all__ = [
     "EMBEDDING_SITE",
@@ -163,6 +165,11 @@ def gather_and_sum(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     Returns:
         [rows, parts * C] and [parts * C].
     """
+    gathered, sums = _GATHERED(*parts)
+    return gathered, sums
+
+
+def _gather_and_sum(*parts: Tensor) -> Result:
     (rows, columns), like = parts[0].shape, parts[0]
     total = len(parts) * columns
     tile_rows, width = tile(columns)
@@ -175,7 +182,10 @@ def gather_and_sum(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         *strided, out, partial, rows, tiles, total, columns,
         PARTS=len(parts), ROWS=tile_rows, CP=width, num_warps=4,
     )  # fmt: skip
-    return out, finish_sums(partial)
+    return [out, finish_sums(partial)]
+
+
+_GATHERED = Taped(_gather_and_sum)
 
 
 def gather_and_sum_reference(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -5,13 +5,14 @@ lower.tril(-1) + diag(floor + softplus(raw)).
 """
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gpattention.numerics import broadcast, report_failures
+from gpattention.ops.launching import counter_for, kernels_of
 from gpattention.ops.layout import (
     Arrays,
     allocator,
@@ -27,7 +28,7 @@ from gpattention.ops.layout import (
     views,
     with_lead,
 )
-from gpattention.ops.operators import Fused, Made, counter_for, kernels_of
+from gpattention.ops.operators import Fused, Made
 
 __all__ = ["SGPAMoments", "fused_sgpa", "fused_triangle", "has_no_batch"]
 
@@ -185,14 +186,6 @@ class _Sizes:
         return {"FP": packed, "WIDTH": width, "RECORD": length}, -(-self.B // each), each
 
 
-_sizes_of = lru_cache(maxsize=256)(_Sizes)  # Python is most of a short sequence's time
-
-
-def _sizes(sizes: tuple[int, int, int, int, int, int], with_variance: bool) -> _Sizes:
-    """Of a call; a compiler may not know them yet."""
-    return (_sizes_of if {*map(type, sizes)} == {int} else _Sizes)(*sizes, with_variance)
-
-
 def _forward(
     x: Tensor,  # [B, H, N, C]
     v: Tensor,  # [B, H, N, D]
@@ -206,7 +199,7 @@ def _forward(
 ) -> Made:
     found = kernels_of("sgpa")
     (B, H, N, C), D, m = x.shape, v.shape[3], b.shape[1]
-    sizes = _sizes((B, H, N, m, C, D), with_variance)
+    sizes = _Sizes(B, H, N, m, C, D, with_variance)
     P, NP, kl = sizes.padded, sizes.NP, allocator(x)(B, H)
     (state, kept), (_, scratch) = room(x, sizes.kept), room(x, sizes.forward)
     origin, turned, phi, packed = kept["origin"], kept["turned"], kept["phi"], scratch["packed"]
@@ -237,7 +230,7 @@ def _backward(
 ) -> Made:  # fmt: skip
     found = kernels_of("sgpa")
     (B, H, N, C), (m, D) = x.shape, v_b.shape[1:]
-    sizes = _sizes((B, H, N, m, C, D), with_variance)
+    sizes = _Sizes(B, H, N, m, C, D, with_variance)
     P, NP, empty = sizes.padded, sizes.NP, allocator(x)
     kept, (_, scratch) = rooms(state, sizes.kept), room(x, sizes.backward)
     tokens_b, origin, phi, root = kept["tokens_b"], kept["origin"], kept["phi"], kept["root"]

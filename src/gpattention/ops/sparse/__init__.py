@@ -14,7 +14,7 @@ that travel with the sums tell whether they were the same.
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -23,6 +23,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from gpattention.numerics import Tokens, broadcast, checks_are_deferred, report_failures
+from gpattention.ops.launching import counter_for, kernels_of
 from gpattention.ops.layout import (
     View,
     allocator,
@@ -35,7 +36,7 @@ from gpattention.ops.layout import (
     views,
     with_lead,
 )
-from gpattention.ops.operators import Fused, Made, counter_for, kernels_of
+from gpattention.ops.operators import Fused, Made
 from gpattention.ops.sharding import sum_in_place
 from gpattention.ops.switch import why_not_fused_on
 
@@ -83,10 +84,7 @@ LAUNCHES: dict[str, tuple[_Launch, _Launch, _Launch]] = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one call, and how its matrices are padded and packed.
-
-    `_sizes` makes them: a call of the same shapes gets the same one, with all that it has worked out.
-    """
+    """Of one call, and how its matrices are padded and packed."""
 
     B: int
     H: int
@@ -196,9 +194,6 @@ class Sizes:
         return max(self.padded["MP"], self.padded["LP"])
 
 
-_sizes_of = lru_cache(maxsize=256)(Sizes)  # Python is most of a short sequence's time
-
-
 def _sizes(
     q: Sequence[int],
     k: Sequence[int],
@@ -208,9 +203,7 @@ def _sizes(
 ) -> Sizes:
     """Of a call with tensors of these shapes; `l` is empty where there is one set of inducing inputs."""
     (B, H, NQ, C), two = q, len(l) > 0
-    sizes = B, H, NQ, k[2], m[2], (l if two else m)[2], C, width, two, m[0] > 1
-    known = all(type(n) in (int, bool) for n in sizes)  # a compiler may not know them yet
-    return (_sizes_of if known else Sizes)(*sizes)
+    return Sizes(B, H, NQ, k[2], m[2], (l if two else m)[2], C, width, two, m[0] > 1)
 
 
 def per_head(x: Tensor, lead: torch.Size) -> Tensor:
