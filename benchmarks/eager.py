@@ -122,11 +122,11 @@ class Case:
         self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph), gp.deferred_checks():
-            loss = self.step()
+            self.loss = self.step()
 
         def replay() -> Tensor:
             graph.replay()
-            return loss
+            return self.loss  # of the case itself, whose weights and images the graph writes to and reads
 
         return replay
 
