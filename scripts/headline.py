@@ -1,23 +1,31 @@
 """What docs/reproduction.md says of the headline comparison beyond its tables: paired differences, pictures.
 
     python scripts/headline.py text        # prints differences, draws docs/images/text-nll.png
-    python scripts/headline.py images      # prints differences
+    python scripts/headline.py images      # prints differences, draws docs/images/images-*.png
 
 Reads the records in `results` alone; the predictors of `chosen` are those of the folder's `choice.md`.
 """
 
 import argparse
+import json
 import tarfile
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gpattention.reports.drawing import picture
-from gpattention.reports.figures import bars_figure
+from gpattention.reports.figures import bars_figure, p_value_figure, reliability_figure, severity_figure
+from gpattention.reports.sections.calibration import pooled_bins
 from gpattention.runs import OverSeeds, Results, difference, read_results
 
 ROOT = Path(__file__).parent.parent
+PICTURES = ROOT / "docs" / "images"
+SHOWN = {  # sets whose p-values are drawn, and the words for them
+    "test": "test", "ood/textures-subset": "textures", "ood/tinyimagenet32-standin": "TinyImageNet",
+    "ood/fog-5": "fog",
+}  # fmt: skip
 MASKS, DRAWS = "mc_dropout+temperature", "model+temperature"
 Place = tuple[str, str]  # suite and set
 
@@ -88,7 +96,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         with tarfile.open(ROOT / "results" / about.folder / "records.tar.xz") as records:
             records.extractall(place, filter="data")
-        results = read_results(sorted(Path(place).iterdir()))
+        folders = sorted(Path(place).iterdir())
+        results = read_results(folders)
+        curves = {
+            suite: [
+                json.loads((folder / "evaluation" / f"{suite}.json").read_text())["curves"]
+                for folder in folders
+                if folder.name.startswith(about.names.format(about.ours) + "-seed")
+            ]
+            for suite in ("corrupted", "ood")
+            if name == "images"
+        }
     pairs = {
         f"{about.ours} against {kind}": ((about.ours, about.chosen[about.ours]), (kind, predictor))
         for kind, predictor in about.chosen.items()
@@ -121,7 +139,33 @@ def main() -> None:
         values[f"{about.ours}, ten draws"] = about.seeds(results, about.ours, DRAWS, place, "nll")
         bars = {kind: list(each.values.values()) for kind, each in values.items()}
         drawn = picture(bars_figure(bars, x="NLL out of domain, nats (lines: 95 %)"), "png")
-        (ROOT / "docs" / "images" / "text-nll.png").write_bytes(drawn)
+        (PICTURES / "text-nll.png").write_bytes(drawn)
+    else:
+        draw_images(about, results, curves)
+
+
+def draw_images(about: Comparison, results: Results, curves: Mapping[str, list[dict[str, Any]]]) -> None:
+    """NLL by severity of all kinds; of the chosen one reliability before and after, and p-values."""
+    rows = results.frame[
+        (results.frame["metric"] == "nll") & results.frame["suite"].isin(["clean", "corrupted"])
+    ]
+    rows = rows[rows["severity"].notna() | (rows["set"] == "test")].assign(
+        severity=rows["severity"].fillna(0)
+    )
+    severities = {}
+    for kind, predictor in about.chosen.items():
+        own = rows[(rows["recipe"] == about.names.format(kind)) & (rows["predictor"] == predictor)]
+        means = own.groupby(["seed", "severity"])["value"].mean()
+        severities[kind] = [means[seed].to_dict() for seed in means.index.unique("seed")]
+    after = about.chosen[about.ours]
+    found = {"severity": severity_figure(severities, y="NLL, nats")}
+    for when, predictor in (("before", "model"), ("after", after)):
+        bins = pooled_bins([each["reliability"][predictor] for each in curves["corrupted"]])
+        found[f"reliability-{when}"] = reliability_figure(bins, title=f"{about.ours}: {predictor}")
+    p_values = {words: [each["p_values"][name] for each in curves["ood"]] for name, words in SHOWN.items()}
+    found["p-values"] = p_value_figure(p_values)
+    for name, figure in found.items():
+        (PICTURES / f"images-{name}.png").write_bytes(picture(figure, "png"))
 
 
 if __name__ == "__main__":
