@@ -28,10 +28,6 @@ The sums that normalise rows are another function of the same kind:
 Where no gradient is asked for, the variance of a unit process (`direct`) is found by blocks of keys, from the
 rows E of kappa(k, [k, q]): with R_b the inverse root of a block, W = R_b E_b is added up in squares, and what
 the block explains, W^T W, leaves the rows below.
-
-So are the sparse model's features of inducing inputs that all sequences share, Phi = K R^T, R = L_m^-1: there
-a head's tokens of all sequences are rows of one matrix, as they lie in memory,
-    dR = dPhi^T K,   E = (dPhi R) * K,   dx_i = sum_j E_ij (m_j - x_i),   dm_j = sum_i E_ij (x_i - m_j)
 """
 
 import math
@@ -102,7 +98,7 @@ def closed_moments(
     near = _about_keys(lead, *inputs)
     if near is None:
         return None
-    (q, k, *latent), v = near, _flat(t.v, lead)
+    (q, k, *latent), v = near, flat(t.v, lead)
     numbers = [x.expand(*lead, 1, 1).reshape(-1, 1, 1) for x in (t.noise, t.scale_k)]
     a = amplitude.expand(*lead, q.shape[-2]).reshape(-1, q.shape[-2], 1)  # [S, Q, 1]
     masks = [None if m is None else _spread(m, lead) for m in (t.mask, t.query_mask)]
@@ -176,63 +172,7 @@ def closed_log_row_sums(t: Tokens) -> Tensor | None:
     return sums.reshape(*lead, -1)
 
 
-def closed_features(x: Tensor, m: Tensor, root: Tensor | None = None) -> Tensor | None:
-    """kappa(x, m), or kappa(x, m) R^T, for inducing inputs that all sequences share.
-
-    Args:
-        x: tokens.  [B, H, N, C]
-        m: inducing inputs.  [H, m, C]
-        root: R = L_m^-1; None for the kernel's values alone.  [H, m, m]
-
-    Returns:
-        [B, H, N, m], or None where plain operations have to run, as of `closed_moments`.
-    """
-    if x.ndim != 4 or m.ndim != 3 or len(m) != x.shape[1] or not trains_on_cpu(x, m):
-        return None
-    with torch.no_grad():
-        centre = m.mean(-2, keepdim=True)  # [H, 1, C]
-        rows, points = x.transpose(0, 1).reshape(len(m), -1, x.shape[-1]) - centre, m - centre
-        of_rows, of_points = (0.5 * y.square().sum(-1, keepdim=True) for y in (rows, points))
-        if x.dtype == torch.float32:
-            most = torch.maximum(of_rows.max(), of_points.max())
-            if not bool(most <= 0.5 * NEAR**2):  # NaN too goes the way that says so
-                return None
-    found: Tensor = _Features.apply(x, m, root, rows, points, of_rows + of_points.mT)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _Features(torch.autograd.Function):
-    @staticmethod
-    @full_precision
-    def forward(
-        ctx: Any, x: Tensor, m: Tensor, root: Tensor | None, rows: Tensor, points: Tensor, squares: Tensor
-    ) -> Tensor:
-        K = torch.sub(bmm(rows, points.mT), squares).clamp_max_(0).exp_()  # [H, B N, m]
-        ctx.save_for_backward(rows, points, K, root)
-        ctx.shape = x.shape
-        found = K if root is None else bmm(K, root.mT)
-        return _by_sequence(found, x.shape).contiguous()
-
-    @staticmethod
-    @once_differentiable
-    @full_precision
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        rows, points, K, root = ctx.saved_tensors
-        g = grads[0].transpose(0, 1).reshape(K.shape)
-        E = g * K if root is None else bmm(g, root).mul_(K)  # [H, B N, m]
-        by_root = None if root is None else bmm(g.mT, K)
-        by_x = bmm(E, points).sub_(E.sum(-1, keepdim=True) * rows)
-        by_m = bmm(E.mT, rows).sub_(E.sum(-2)[..., None] * points)
-        return _by_sequence(by_x, ctx.shape), by_m, by_root, None, None, None
-
-
-def _by_sequence(x: Tensor, shape: torch.Size) -> Tensor:
-    """[H, B N, X] as [B, H, N, X]"""
-    B, H, N, _ = shape
-    return x.view(H, B, N, -1).transpose(0, 1)
-
-
-def _flat(x: Tensor, lead: torch.Size) -> Tensor:
+def flat(x: Tensor, lead: torch.Size) -> Tensor:
     """[..., N, X] as [S, N, X]"""
     return x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
 
@@ -242,7 +182,7 @@ def _about_keys(lead: torch.Size, *sets: Tensor) -> list[Tensor] | None:
 
     [S, N, C] each
     """
-    sets = tuple(_flat(x, lead) for x in sets)
+    sets = tuple(flat(x, lead) for x in sets)
     centre = sets[1].detach().mean(-2, keepdim=True)  # [S, 1, C]
     found = [x - centre for x in sets]
     if found[0].dtype == torch.float32:
@@ -478,12 +418,12 @@ class _Closed(torch.autograd.Function):
     @staticmethod
     @full_precision
     def forward(ctx: Any, cost: Cost, name: str, *given: Any) -> tuple[Tensor | None, ...]:
-        each = _evenly(*given[0].shape[:2])
-        parts = [_forward(cost, name, *part) for part in _chunks(given, each)]
+        each = evenly(len(given[0]), given[0].shape[1] ** 2)
+        parts = [_forward(cost, name, *part) for part in chunked(given, each)]
         kept = [saved for _, saved in parts]
         ctx.save_for_backward(*(x for saved in kept for x in saved))
         ctx.cost, ctx.chunks, ctx.each = cost, len(parts), each
-        return tuple(_joined(column) for column in zip(*(found for found, _ in parts), strict=True))
+        return tuple(joined(column) for column in zip(*(found for found, _ in parts), strict=True))
 
     @staticmethod
     @once_differentiable
@@ -493,17 +433,17 @@ class _Closed(torch.autograd.Function):
         width = len(saved) // ctx.chunks
         parts = [
             _backward(ctx.cost, saved[i * width : (i + 1) * width], *part)
-            for i, part in enumerate(_chunks(grads, ctx.each))
+            for i, part in enumerate(chunked(grads, ctx.each))
         ]
-        return None, None, *(_joined(column) for column in zip(*parts, strict=True)), None, None
+        return None, None, *(joined(column) for column in zip(*parts, strict=True)), None, None
 
 
 class _RowSums(torch.autograd.Function):
     @staticmethod
     @full_precision
     def forward(ctx: Any, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-        ctx.each = _evenly(*q.shape[:2])
-        parts = [_log_sums(*part) for part in _chunks((q, k, mask), ctx.each)]
+        ctx.each = evenly(len(q), q.shape[1] ** 2)
+        parts = [_log_sums(*part) for part in chunked((q, k, mask), ctx.each)]
         ctx.save_for_backward(q, k, mask, *(weights for _, weights in parts))
         return torch.cat([sums for sums, _ in parts])
 
@@ -516,7 +456,7 @@ class _RowSums(torch.autograd.Function):
             sums = (e if mask is None else e.masked_fill(~mask.mT, -torch.inf)).logsumexp(-1)
             return *torch.autograd.grad(sums, (q, k), grads[0], create_graph=True), None
         by_q, by_k = [], []
-        for (x, y, g), P in zip(_chunks((q, k, grads[0]), ctx.each), weights, strict=True):
+        for (x, y, g), P in zip(chunked((q, k, grads[0]), ctx.each), weights, strict=True):
             E = P * g[..., None]  # [S, Q, K]
             by_q.append(torch.bmm(E, y).sub_(g[..., None] * x))  # rows of P sum to 1
             by_k.append(torch.bmm(E.mT, x).sub_(E.sum(-2)[..., None] * y))
@@ -534,18 +474,20 @@ def _log_sums(q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor
     return (most + total.log())[..., 0], P.div_(total)
 
 
-def _evenly(count: int, tokens: int) -> int:
-    """How many of so many sequences a chunk has: all about the same."""
-    most = max(1, CHUNK // tokens**2)
+def evenly(count: int, numbers: int) -> int:
+    """How many of so many sequences, whose matrices have so many numbers, a chunk has: all about the same."""
+    most = max(1, CHUNK // numbers)
     return -(-count // -(-count // most))
 
 
-def _chunks(tensors: Sequence[Tensor | None], each: int) -> Iterator[list[Any]]:
+def chunked(tensors: Sequence[Tensor | None], each: int) -> Iterator[list[Any]]:
+    """So many sequences of each tensor after the other."""
     count = next(len(x) for x in tensors if x is not None)
     for start in range(0, count, each):
         yield [None if x is None else x[start : start + each] for x in tensors]
 
 
-def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+def joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """The parts of all chunks as one tensor."""
     found = [x for x in parts if x is not None]
     return None if not found else found[0] if len(found) == 1 else torch.cat(found)

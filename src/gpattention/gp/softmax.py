@@ -44,7 +44,7 @@ from gpattention.gp.inputs import (
 from gpattention.gp.kernels import log_kappa, softmax_attention
 from gpattention.gp.posterior import Posterior, Source, lowrank_root
 from gpattention.gp.roots import Root
-from gpattention.gp.sparse import features, inducing_root, similarities
+from gpattention.gp.sparse import UnitFeatures, inducing_root, similarities, whitened_features
 from gpattention.numerics import Tokens, full_precision, kept
 from gpattention.ops import check_group, sum_over_shards, why_not_fused
 from gpattention.ops.exact import fused_row_log_amplitude
@@ -253,8 +253,8 @@ class SoftmaxPosterior(UnitDirect):
         """L_l, Phi_q = kappa_ql L_l^-T and L_B (section 10).  [..., l, l], [..., Q, l], [..., l, l]"""
         p = self._given
         root = inducing_root(inducing, self._delta, Root)
-        phi_q = features(p.q, inducing, root, p.query_mask)
-        phi_k = features(p.k, inducing, root, p.mask)  # [..., K, l]
+        phi_q = whitened_features(p.q, inducing, root, p.query_mask)
+        phi_k = whitened_features(p.k, inducing, root, p.mask)  # [..., K, l]
         return root.lower(), phi_q, lowrank_root(phi_k.mT @ phi_k, p.noise, "Phi_k^T Phi_k")
 
     @full_precision
@@ -379,6 +379,7 @@ def sparse_row_log_amplitude(
     delta: float = 1e-6,
     max_log_amplitude: float | None = None,
     group: "ProcessGroup | None" = None,
+    features: UnitFeatures | None = None,
 ) -> Tensor:
     """Eq. 25 from the Nystrom estimate of the row sums, clamped at `floor` (section 13).
 
@@ -397,6 +398,8 @@ def sparse_row_log_amplitude(
         group: the processes that share the tokens, as in `scgp_posterior`: the row sums run over the keys of
             all.  Their l numbers take an all-reduce of their own each way: the sums of the posterior need the
             amplitudes already.
+        features: those of the same tokens, where a CPU's training step has them already; tokens are not
+            checked again then.
 
     Returns:
         [..., Q]; 0 at padded queries.
@@ -409,6 +412,10 @@ def sparse_row_log_amplitude(
     if not floor > 0:
         raise ValueError(f"expected floor > 0, got {floor}")
     check_delta(delta)
+    if features is not None:
+        scale = torch.as_tensor(scale, dtype=q.dtype)[..., None]  # [..., 1]
+        log_amplitude = scale.log() - features.row_sums().clamp_min(floor).log()
+        return _finish(log_amplitude, query_mask, max_log_amplitude)
     t = prepare(
         q, k, k, inducing={"inducing": inducing}, noise=1.0, scale_q=scale, mask=mask,
         query_mask=query_mask, scale_name="scale", mask_tokens=False,
