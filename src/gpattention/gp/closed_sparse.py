@@ -241,10 +241,11 @@ def _forward(
     B.diagonal(dim1=-2, dim2=-1).add_(1)
     named = [(M, f"I + {name} / noise", s) for M, name in zip(B, names, strict=True)]
     *of_q, (R, _), (R_k, log_det_k) = factored_together(*named)
-    T = bmm(R_k, bmm(G[-2], R.mT))  # [S, m, m]
+    RG = bmm(R, G[-2])  # [S, m, m]
+    T = bmm(R_k, RG.mT)
     P = bmm(Psi.mT, v)  # [S, m, D]
     z = None if dual else bmm(R_k, P).div_(s)
-    y = bmm(T.mT, z) if z is not None else bmm(R, bmm(G[-2], P))  # [S, m, D]
+    y = bmm(T.mT, z) if z is not None else bmm(RG, P)  # [S, m, D]
     c = bmm(R.mT, y)
     N = bmm(T.mT, T).baddbmm_(R, R.mT, alpha=-1)
     N.diagonal(dim1=-2, dim2=-1).add_(2)
@@ -269,8 +270,8 @@ def _forward(
         else:
             J = bmm(f.mT, f).div_(s)
             R_I, log_det_i = factored(_plus_one(J), "R_c^T Phi_q^T Phi_q R_c / noise + I", s)
-            shrink, X = (bmm(r.mT, bmm(r, g)) for r, g in ((R_q, G[0]), (R, G[1])))
-            half = bmm(T, R)
+            shrink, X = bmm(R_q.mT, bmm(R_q, G[0])), bmm(R.mT, RG)  # I - B_q^-1, I - B_o^-1
+            half = bmm(R_k, X)  # T R_o
             E = bmm(half.mT, half).baddbmm_(X, X, alpha=-1)
             kl = 0.5 * (quadratic + D * (_inner(E, shrink) + log_det - log_det_i))
     moments = (bmm(F, c), f.square().sum(-1))
@@ -295,45 +296,47 @@ def _backward(
     D = v.shape[-1]
     wf = by_signal[..., None] * f
     dF = bmm(g, c.mT).baddbmm_(wf, R_c.mT, alpha=2)
-    Q = bmm(bmm(R, bmm(F.mT, wf)), R_N)
-    dc, d_s = bmm(F.mT, g), torch.zeros_like(s[:, 0, 0])
+    Q, dc, d_s = bmm(F.mT, wf), bmm(F.mT, g), torch.zeros_like(s[:, 0, 0])  # Q without R_o and R_N at its sides
     if cost != "none":
         if cost == "dtc":
             dc = dc + 2 * by_query * e
             dG_q = bmm(R_q.mT, R_q).baddbmm_(u, u.mT, beta=D).mul_(2 * by_query / s)
         else:
             dc = dc + by_kl * e
-            L, moved, inverse = bmm(_plus_one(G_o), R.mT), bmm(shrink, E), bmm(R_I, R_N)
-            seen = bmm(bmm(L, inverse.mT), bmm(R_I, R_c.mT))  # K
-            dG_q = bmm(bmm(R_q.mT, bmm(R_q, E)), bmm(moved, seen)).baddbmm_(u, u.mT, beta=D)
+            HL = bmm(bmm(shrink, E), bmm(_plus_one(G_o), R.mT))
+            HL = bmm(HL, bmm(R_I, R_N).mT)  # H L_o (R_I R_N)^T
+            dG_q = bmm(bmm(R_q.mT, bmm(R_q, E)), bmm(HL, bmm(R_I, R_c.mT))).baddbmm_(u, u.mT, beta=D)
             dG_q = dG_q.mul_(0.5 * by_kl / s)
             dG_q = dG_q + dG_q.mT
-            by_S = bmm(R_N.mT, bmm(bmm(J, R_I.mT), inverse))
-            Q = Q + bmm(bmm(R, bmm(moved, L)), by_S).mul_(0.5 * D * by_kl)
+            Q = Q + bmm(HL, bmm(R_I, J)).mul_(0.5 * D * by_kl)
         d_s = d_s - 0.5 * _inner(dG_q, G_q)
         dF = dF.baddbmm_(F, dG_q)  # twice the gradient of G_q, whose symmetric part counts
+    Q = bmm(bmm(R, Q), R_N)
     Q = (Q + Q.mT).mul_(0.5)
     c_white = bmm(R, dc)
-    X = bmm(Q, N).sub_(Q).baddbmm_(c_white, y.mT, beta=1, alpha=0.5)
-    X = X + X.mT
-    TQ = bmm(T, Q)
-    X_k = bmm(TQ, T.mT)
-    back = TQ.mul_(2)
+    # of X_o, of which the other half is the transpose, and of dC without R_o on its right
+    X = bmm(Q, N).sub_(Q).baddbmm_(c_white, y.mT, alpha=0.5)
+    U = bmm(R_k.mT, T)  # [S, m, m]
+    back = bmm(U, Q).mul_(2)
+    dG_k = bmm(back, U.mT).neg_()
     if dual:
         c_back = bmm(R.mT, c_white)
-        dC = bmm(R_k.mT, bmm(back, R)).baddbmm_(P, c_back.mT)
         dP = bmm(G_o, c_back)
     else:
         by_z = bmm(T, c_white)
-        dC = bmm(R_k.mT, bmm(back.baddbmm_(z, c_white.mT), R))
-        half = bmm(by_z, z.mT).mul_(0.5)
-        X_k = X_k + half + half.mT
         dP = bmm(R_k.mT, by_z).div_(s)
+        w_z = bmm(R_k.mT, z)
+        half = bmm(dP * s, w_z.mT)
+        dG_k = dG_k - half - half.mT
+        back = back.baddbmm_(w_z, c_white.mT)
         d_s = d_s - _inner(by_z, z) / s[:, 0, 0]
     if cost == "dtc":
-        X_k.diagonal(dim1=-2, dim2=-1).sub_(D * by_key[..., 0])
-    dG_k = bmm(R_k.mT, bmm(X_k, R_k)).mul_(-2 / s)
-    dG_o = (dC + dC.mT).baddbmm_(R.mT, bmm(X, R), alpha=-2).div_(s)
+        dG_k = dG_k.baddbmm_(R_k.mT, R_k * (2 * D * by_key))
+    dG_k = dG_k.div_(s)
+    dG_o = bmm(back.baddbmm_(R.mT, X, alpha=-2), R)
+    if dual:
+        dG_o = dG_o.baddbmm_(P, c_back.mT)
+    dG_o = (dG_o + dG_o.mT).div_(s)
     d_s = d_s - 0.5 * (_inner(dG_o, G_o) + _inner(dG_k, G_k))
     if cost == "dtc" and dual:
         dP = dP + 2 * by_key * P
