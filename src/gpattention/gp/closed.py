@@ -211,13 +211,13 @@ class _Set(NamedTuple):
         one = torch.ones_like(half)
         return cls(torch.cat([x, half, one], -1), torch.cat([x, one, half], -1))
 
-    def exponents(self, other: "_Set") -> Tensor:
-        """-1/2 |x - y|^2.  [S, N, M]"""
-        return bmm(self.left, other.right.mT).clamp_max_(0)
+    def exponents(self, other: "_Set", to: Tensor | None = None) -> Tensor:
+        """-1/2 |x - y|^2, in the place of what is given.  [S, N, M]"""
+        return torch.bmm(self.left, other.right.mT, out=to).clamp_max_(0)
 
-    def kappa(self, other: "_Set") -> Tensor:
-        """[S, N, M]"""
-        K = self.exponents(other).exp_()
+    def kappa(self, other: "_Set", to: Tensor | None = None) -> Tensor:
+        """Likewise.  [S, N, M]"""
+        K = self.exponents(other, to).exp_()
         if other is self:
             K.diagonal(dim1=-2, dim2=-1).fill_(1)
         return K
@@ -253,7 +253,7 @@ class _Pulls:
     """Gradients of token sets, sums over the kernel matrices between them: dx_i = sum_j E_ij (y_j - x_i)."""
 
     def __init__(self) -> None:
-        self._found: dict[int, Tensor] = {}
+        self._found: dict[int, tuple[Tensor, Tensor]] = {}
         self._sets: list[_Set] = []  # held, so that no other takes their place
 
     def add(self, E: Tensor, x: _Set, y: _Set) -> None:
@@ -269,15 +269,20 @@ class _Pulls:
         self._add(E.mul_(2), x, x)
 
     def _add(self, E: Tensor, x: _Set, y: _Set) -> None:
-        columns = y.right[..., :-1]  # [S, M, C + 1], the last of which counts
+        # a sum apart, as products with a column more, of an odd width, take a third longer
+        points, weight = y.left[..., :-2], E.sum(-1, keepdim=True)  # [S, M, C], [S, N, 1]
         found = self._found.get(id(x))
         self._sets.append(x)
-        self._found[id(x)] = bmm(E, columns) if found is None else found.baddbmm_(E, columns)
+        if found is None:
+            self._found[id(x)] = bmm(E, points), weight
+        else:
+            found[0].baddbmm_(E, points)
+            found[1].add_(weight)
 
     def of(self, x: _Set) -> Tensor:
         """[S, N, C]"""
-        found = self._found[id(x)]
-        return found[..., :-1] - found[..., -1:] * x.left[..., :-2]
+        found, weight = self._found[id(x)]
+        return found.addcmul_(weight, x.left[..., :-2], value=-1)
 
 
 def _forward(
@@ -288,20 +293,25 @@ def _forward(
     D, nu = v.shape[-1], noise / scale_k.square()
     sets = [_Set.of(x) for x in ((q, k) if o is None else (q, k, o))]
     Q, K = sets[:2]
-    K_kk = _masked(K.kappa(K), mask, mask)
+    count = 1 + (o is not None) + (cost != "none")
+    stacked = None if q.shape != k.shape else k.new_empty(count, len(k), k.shape[1], k.shape[1])
+    places = iter([None] * count if stacked is None else stacked)
+    K_kk = _masked(K.kappa(K, next(places)), mask, mask)
     Kv = bmm(K_kk, v)  # [S, K, D]
     N = _plus(K_kk, nu, mask)  # of which only what is off the diagonal is asked for later
     matrices = [(N, "K_k + noise I", nu)]
     A = K_ok = K_qo = root_o = M = C = root_q = root_v = white = drawn = value = None
     if o is not None:
         O = sets[2]  # noqa: E741 - the paper's letter
-        M = _plus(_masked(O.kappa(O), mask, mask), noise, mask)
+        M = _plus(_masked(O.kappa(O, next(places)), mask, mask), noise, mask)
         matrices.append((M, "K_o + noise I", noise))
     if cost != "none":
-        C = _masked(Q.kappa(Q), query_mask, query_mask)
+        C = _masked(Q.kappa(Q, next(places)), query_mask, query_mask)
         C = _plus(C.mul_(a).mul_(a.mT), noise, query_mask)
         matrices.append((C, name, noise))
-    (root_k, log_det), *others = factored_together(*matrices)
+    (root_k, log_det), *others = factored_together(
+        *matrices, stacked=None if stacked is None else stacked.flatten(0, 1)
+    )
     if o is None:
         G = _masked(Q.kappa(K), query_mask, mask)
         inner = bmm(G, v)
@@ -311,7 +321,7 @@ def _forward(
         W = bmm(K_qo, root_o.mT)  # [S, Q, K]
         A = bmm(W, root_o)  # [S, Q, K]
         G = bmm(A, K_ok)  # [S, Q, K]
-        inner = bmm(W, bmm(root_o, bmm(K_ok, v)))  # eq. 4, with a factor less than G v
+        inner = bmm(G, v)
     F = bmm(G, root_k.mT)  # [S, Q, K]
     mean = a * scale_k * inner  # [S, Q, D]
     quadratic = (v * (scale_k.square() * Kv + noise * v)).sum((-2, -1))
@@ -353,10 +363,9 @@ def _backward(cost: Cost, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
     square = scale_k.square()
     nu = noise / square
     X = bmm(F, root_k)  # [S, Q, K]
-    OX = w[..., None] * X
-    OA = None if A is None else w[..., None] * A
     d_a = scale_k * (g * inner).sum(-1, keepdim=True)  # [S, Q, 1] what does not go through the cost
     d_noise: Tensor | float = 0.0
+    O = None  # noqa: E741 - the letter above; diag w where there is no divergence
     if cost != "none":
         c = 0.5 * by_cost[:, None, None]
         Y = bmm(root_q.mT, white)  # [S, Q, D]
@@ -367,9 +376,8 @@ def _backward(cost: Cost, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
         else:
             H = bmm(bmm(root_v, drawn.mT), root_q)  # [S, Q, Q]
             dC = bmm(H.mT, H).baddbmm_(Y, Y.mT, beta=-D, alpha=-1).mul_(c)
-            by_explained = bmm(root_v.mT, H).mul_(D * c * a).mul_(a.mT)
-            OX = OX.baddbmm_(by_explained, X, alpha=-1)
-            OA = None if OA is None else OA.baddbmm_(by_explained, A, alpha=-1)
+            O = bmm(root_v.mT, H).mul_(-D * c * a).mul_(a.mT)  # noqa: E741
+            O.diagonal(dim1=-2, dim2=-1).add_(w)
         on = dC.diagonal(dim1=-2, dim2=-1)[..., None]  # [S, Q, 1]
         on = on if query_mask is None else on.masked_fill(~query_mask, 0.0)
         d_noise = on.sum(-2, keepdim=True)
@@ -380,14 +388,16 @@ def _backward(cost: Cost, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
         pulls.add_symmetric(dC.mul_(C), Q)
     d_scale = (g * (a * inner)).sum((-2, -1), keepdim=True)
     g = (a * scale_k) * g  # of G v
-    dG = baddbmm(OX, g, v.mT, beta=-2)  # [S, Q, K]
-    dN = bmm(X.mT, OX)  # [S, K, K]
+    OX = w[..., None] * X if O is None else bmm(O, X)  # [S, Q, K]
+    dG = baddbmm(OX, g, v.mT, beta=-2)
+    e = -0.5 * by_key[:, None, None]
+    dN = bmm(root_k.mT, (e * D) * root_k).baddbmm_(X.mT, OX)  # [S, K, K]
+    d_v = bmm(G.mT, g)
     if A is None:
-        d_v = bmm(G.mT, g)
         pulls.add(dG * G, Q, K)
     else:
         (o,) = latent
-        d_v = bmm(K_ok.mT, bmm(A.mT, g))
+        OA = w[..., None] * A if O is None else bmm(O, A)
         d_noise = d_noise - (OA * A).sum((-2, -1), keepdim=True)
         dA = baddbmm(noise * OA, dG, K_ok.mT, beta=-2)
         Z = bmm(bmm(dA, root_o.mT), root_o)  # [S, Q, K]  gradient of K_qo
@@ -397,8 +407,6 @@ def _backward(cost: Cost, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
         pulls.add(bmm(A.mT, dG) * K_ok, o, K)
         pulls.add(dM.mul_(M), o, o)
     # what is observed at the keys
-    e = -0.5 * by_key[:, None, None]
-    dN.baddbmm_((e * D) * root_k.mT, root_k)
     d_nu = _trace(dN, mask)
     dN.baddbmm_(e * square * v, v.mT)
     pulls.add_symmetric(dN.mul_(N), K)
