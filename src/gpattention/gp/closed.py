@@ -95,15 +95,15 @@ def closed_moments(
     t = masked(t)
     inputs = [t.q, t.k] if t.o is None else [t.q, t.k, t.o]
     lead = broadcast(*(x.shape[:-2] for x in (*inputs, t.v)))
-    near = _about_keys(lead, *inputs)
-    if near is None:
+    sets = _about_keys(lead, *inputs)
+    if sets is None:
         return None
-    (q, k, *latent), v = near, flat(t.v, lead)
     numbers = [x.expand(*lead, 1, 1).reshape(-1, 1, 1) for x in (t.noise, t.scale_k)]
-    a = amplitude.expand(*lead, q.shape[-2]).reshape(-1, q.shape[-2], 1)  # [S, Q, 1]
+    a = amplitude.expand(*lead, t.q.shape[-2]).reshape(-1, t.q.shape[-2], 1)  # [S, Q, 1]
     masks = [None if m is None else _spread(m, lead) for m in (t.mask, t.query_mask)]
+    pairs = [x for one in sets for x in one]
     found: Sequence[Any] = _Closed.apply(  # type: ignore[no-untyped-call]
-        cost, name, q, k, latent[0] if latent else None, v, a, *numbers, *masks
+        cost, name, lead, t.q, t.k, t.o, flat(t.v, lead), a, *numbers, *masks, *pairs
     )
     shaped: list[Any] = [None if x is None else x.reshape(*lead, *x.shape[1:]) for x in found]
     return ClosedMoments(*shaped)
@@ -131,11 +131,11 @@ def closed_explained(
     if not is_closed_on_cpu(q, k) or any(x.requires_grad for x in (q, k, noise)):
         return None
     lead = broadcast(q.shape[:-2], k.shape[:-2], noise.shape[:-2])
-    near = _about_keys(lead, q, k)
-    if near is None:
+    sets = _about_keys(lead, q, k)
+    if sets is None:
         return None
+    seen, observed = sets
     rows, columns = (None if m is None else _spread(m, lead) for m in (mask, query_mask))
-    observed, seen = (_Set.of(x) for x in reversed(near))
     n, N = k.shape[-2], noise.expand(*lead, 1, 1).reshape(-1, 1, 1)
     E = bmm(observed.left, torch.cat([observed.right, seen.right], -2).mT).clamp_max_(0).exp_()
     E[..., :n].diagonal(dim1=-2, dim2=-1).fill_(1)
@@ -165,11 +165,11 @@ def closed_log_row_sums(t: Tokens) -> Tensor | None:
     if not trains_on_cpu(t.q, t.k):
         return None
     lead = broadcast(t.q.shape[:-2], t.k.shape[:-2])
-    near = _about_keys(lead, t.q, t.k)
-    if near is None:
+    sets = _about_keys(lead, t.q, t.k)
+    if sets is None:
         return None
-    sums: Tensor = _RowSums.apply(*near, None if t.mask is None else _spread(t.mask, lead))  # type: ignore[no-untyped-call]
-    return sums.reshape(*lead, -1)
+    sums: Tensor = _RowSums.apply(t.q, t.k, t.mask, lead, *sets[0], *sets[1])  # type: ignore[no-untyped-call]
+    return sums
 
 
 def flat(x: Tensor, lead: torch.Size) -> Tensor:
@@ -177,20 +177,16 @@ def flat(x: Tensor, lead: torch.Size) -> Tensor:
     return x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
 
 
-def _about_keys(lead: torch.Size, *sets: Tensor) -> list[Tensor] | None:
-    """Token sets, the second of which are the keys, about the centre of these; None for tokens too far.
-
-    [S, N, C] each
-    """
-    sets = tuple(flat(x, lead) for x in sets)
-    centre = sets[1].detach().mean(-2, keepdim=True)  # [S, 1, C]
-    found = [x - centre for x in sets]
-    if found[0].dtype == torch.float32:
-        with torch.no_grad():
-            squares = [x.square().sum(-1).max() for x in found]
-            if not bool(torch.stack(squares).max() <= NEAR**2):  # NaN too goes the way that says so
-                return None
-    return found
+@torch.no_grad()
+def _about_keys(lead: torch.Size, *given: Tensor) -> list["_Set"] | None:
+    """Token sets, the second of which are the keys, about the centre of these; None for tokens too far."""
+    centre = given[1].mean(-2, keepdim=True)  # [..., 1, C]
+    sets = [_Set.about(centre, x, lead) for x in given]
+    if centre.dtype == torch.float32:
+        halves = [one.left[..., -2].min() for one in sets]
+        if not bool(torch.stack(halves).min() >= -0.5 * NEAR**2):  # NaN too goes the way that says so
+            return None
+    return sets
 
 
 def _spread(mask: Tensor, lead: torch.Size) -> Tensor:
@@ -205,11 +201,21 @@ class _Set(NamedTuple):
     right: Tensor  # [S, N, C + 2]  x, 1, -|x|^2 / 2
 
     @classmethod
-    def of(cls, x: Tensor) -> "_Set":
-        """The same tokens both ways."""
-        half = x.square().sum(-1, keepdim=True).mul_(-0.5)
-        one = torch.ones_like(half)
-        return cls(torch.cat([x, half, one], -1), torch.cat([x, one, half], -1))
+    def about(cls, centre: Tensor, x: Tensor, lead: torch.Size) -> "_Set":
+        """The same tokens [..., N, C] about a centre [..., 1, C], both ways."""
+        N, C = x.shape[-2:]
+        left, right = (x.new_empty(*lead, N, C + 2) for _ in range(2))
+        points = torch.sub(x, centre, out=left[..., :C])
+        left[..., C] = points.square().sum(-1).mul_(-0.5)
+        left[..., C + 1] = 1
+        right[..., : C + 1], right[..., C + 1] = left[..., : C + 1], left[..., C]
+        right[..., C] = 1
+        return cls(left.view(-1, N, C + 2), right.view(-1, N, C + 2))
+
+    @property
+    def points(self) -> Tensor:
+        """The tokens themselves.  [S, N, C]"""
+        return self.left[..., :-2]
 
     def exponents(self, other: "_Set", to: Tensor | None = None) -> Tensor:
         """-1/2 |x - y|^2, in the place of what is given.  [S, N, M]"""
@@ -270,39 +276,38 @@ class _Pulls:
 
     def _add(self, E: Tensor, x: _Set, y: _Set) -> None:
         # a sum apart, as products with a column more, of an odd width, take a third longer
-        points, weight = y.left[..., :-2], E.sum(-1, keepdim=True)  # [S, M, C], [S, N, 1]
+        weight = E.sum(-1, keepdim=True)  # [S, N, 1]
         found = self._found.get(id(x))
         self._sets.append(x)
         if found is None:
-            self._found[id(x)] = bmm(E, points), weight
+            self._found[id(x)] = bmm(E, y.points), weight
         else:
-            found[0].baddbmm_(E, points)
+            found[0].baddbmm_(E, y.points)
             found[1].add_(weight)
 
     def of(self, x: _Set) -> Tensor:
         """[S, N, C]"""
         found, weight = self._found[id(x)]
-        return found.addcmul_(weight, x.left[..., :-2], value=-1)
+        return found.addcmul_(weight, x.points, value=-1)
 
 
 def _forward(
-    cost: Cost, name: str, q: Tensor, k: Tensor, o: Tensor | None, v: Tensor, a: Tensor, noise: Tensor,
-    scale_k: Tensor, mask: Tensor | None, query_mask: Tensor | None,
+    cost: Cost, name: str, v: Tensor, a: Tensor, noise: Tensor, scale_k: Tensor, mask: Tensor | None,
+    query_mask: Tensor | None, *pairs: Tensor,
 ) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:  # fmt: skip
     """Mean, unit variance, key density and cost of some sequences; and what the backward pass needs."""
     D, nu = v.shape[-1], noise / scale_k.square()
-    sets = [_Set.of(x) for x in ((q, k) if o is None else (q, k, o))]
-    Q, K = sets[:2]
-    count = 1 + (o is not None) + (cost != "none")
-    stacked = None if q.shape != k.shape else k.new_empty(count, len(k), k.shape[1], k.shape[1])
+    Q, K, *latent = (_Set(*pairs[i : i + 2]) for i in range(0, len(pairs), 2))
+    count, n = 1 + len(latent) + (cost != "none"), v.shape[1]
+    stacked = v.new_empty(count, len(v), n, n) if a.shape[1] == n else None
     places = iter([None] * count if stacked is None else stacked)
     K_kk = _masked(K.kappa(K, next(places)), mask, mask)
     Kv = bmm(K_kk, v)  # [S, K, D]
     N = _plus(K_kk, nu, mask)  # of which only what is off the diagonal is asked for later
     matrices = [(N, "K_k + noise I", nu)]
     A = K_ok = K_qo = root_o = M = C = root_q = root_v = white = drawn = value = None
-    if o is not None:
-        O = sets[2]  # noqa: E741 - the paper's letter
+    if latent:
+        O = latent[0]  # noqa: E741 - the paper's letter
         M = _plus(_masked(O.kappa(O, next(places)), mask, mask), noise, mask)
         matrices.append((M, "K_o + noise I", noise))
     if cost != "none":
@@ -312,7 +317,7 @@ def _forward(
     (root_k, log_det), *others = factored_together(
         *matrices, stacked=None if stacked is None else stacked.flatten(0, 1)
     )
-    if o is None:
+    if not latent:
         G = _masked(Q.kappa(K), query_mask, mask)
         inner = bmm(G, v)
     else:
@@ -340,7 +345,7 @@ def _forward(
         white = bmm(root_q, mean)  # [S, Q, D]
         value = white.square().sum((-2, -1)) + D * log_det_q
         if cost == "marginal":
-            value = 0.5 * (value + D * _count(query_mask, q) * math.log(2 * math.pi)) - key
+            value = 0.5 * (value + D * _count(query_mask, a) * math.log(2 * math.pi)) - key
         else:
             explained.mul_(a).mul_(a.mT)  # E
             drawn = bmm(root_q, explained)  # [S, Q, Q]  R E
@@ -348,7 +353,6 @@ def _forward(
             value = 0.5 * (value - D * (log_det_v + (drawn * root_q).sum((-2, -1))))
     kept = (v, a, noise, scale_k, mask, query_mask, N, root_k, A, K_ok, K_qo, M, root_o, G, F, inner, Kv,
             C, root_q, root_v, white, drawn)  # fmt: skip
-    pairs = [x for s in sets for x in s]
     return (mean, u, key, value), (*kept, *pairs)
 
 
@@ -425,12 +429,16 @@ class _Closed(torch.autograd.Function):
 
     @staticmethod
     @full_precision
-    def forward(ctx: Any, cost: Cost, name: str, *given: Any) -> tuple[Tensor | None, ...]:
-        each = evenly(len(given[0]), given[0].shape[1] ** 2)
+    def forward(
+        ctx: Any, cost: Cost, name: str, lead: torch.Size, q: Tensor, k: Tensor, o: Tensor | None, *given: Any
+    ) -> tuple[Tensor | None, ...]:
+        # q, k and o take the gradients alone: about their centre they are among what is given
+        ctx.shapes = [None if x is None else x.shape for x in (q, k, o)]
+        each = evenly(len(given[0]), given[1].shape[1] ** 2)
         parts = [_forward(cost, name, *part) for part in chunked(given, each)]
         kept = [saved for _, saved in parts]
         ctx.save_for_backward(*(x for saved in kept for x in saved))
-        ctx.cost, ctx.chunks, ctx.each = cost, len(parts), each
+        ctx.cost, ctx.lead, ctx.count, ctx.chunks, ctx.each = cost, lead, len(given), len(parts), each
         return tuple(joined(column) for column in zip(*(found for found, _ in parts), strict=True))
 
     @staticmethod
@@ -443,37 +451,53 @@ class _Closed(torch.autograd.Function):
             _backward(ctx.cost, saved[i * width : (i + 1) * width], *part)
             for i, part in enumerate(chunked(grads, ctx.each))
         ]
-        return None, None, *(joined(column) for column in zip(*parts, strict=True)), None, None
+        by_q, by_k, by_o, *others = (joined(column) for column in zip(*parts, strict=True))
+        by_tokens = [
+            None if x is None else _as_given(x, ctx.lead, shape)
+            for x, shape in zip((by_q, by_k, by_o), ctx.shapes, strict=True)
+        ]
+        return None, None, None, *by_tokens, *others, *[None] * (ctx.count - len(others))
+
+
+def _as_given(x: Tensor, lead: torch.Size, shape: torch.Size) -> Tensor:
+    """A gradient [S, N, C] in the shape of its tokens."""
+    return x.view(*lead, *x.shape[1:]).sum_to_size(shape)
 
 
 class _RowSums(torch.autograd.Function):
     @staticmethod
     @full_precision
-    def forward(ctx: Any, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-        ctx.each = evenly(len(q), q.shape[1] ** 2)
-        parts = [_log_sums(*part) for part in chunked((q, k, mask), ctx.each)]
-        ctx.save_for_backward(q, k, mask, *(weights for _, weights in parts))
-        return torch.cat([sums for sums, _ in parts])
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, mask: Tensor | None, lead: torch.Size, *pairs: Tensor
+    ) -> Tensor:
+        ctx.lead, ctx.each = lead, evenly(len(pairs[0]), pairs[0].shape[1] ** 2)
+        real = None if mask is None else _spread(mask, lead)
+        parts = [_log_sums(*part) for part in chunked((real, *pairs), ctx.each)]
+        ctx.save_for_backward(q, k, mask, *pairs, *(weights for _, weights in parts))
+        return torch.cat([sums for sums, _ in parts]).view(*lead, -1)
 
     @staticmethod
     @full_precision
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, mask, *weights = ctx.saved_tensors
+        q, k, mask, *rest = ctx.saved_tensors
         if torch.is_grad_enabled():  # plain operations have a second derivative
-            e = -0.5 * (q[:, :, None] - k[:, None]).square().sum(-1)  # [S, Q, K]
-            sums = (e if mask is None else e.masked_fill(~mask.mT, -torch.inf)).logsumexp(-1)
-            return *torch.autograd.grad(sums, (q, k), grads[0], create_graph=True), None
+            e = -0.5 * (q[..., :, None, :] - k[..., None, :, :]).square().sum(-1)  # [..., Q, K]
+            sums = (e if mask is None else e.masked_fill(~mask[..., None, :], -torch.inf)).logsumexp(-1)
+            return *torch.autograd.grad(sums, (q, k), grads[0], create_graph=True), *[None] * 6
+        (Q, K), weights = (_Set(*rest[i : i + 2]) for i in (0, 2)), rest[4:]
+        g = grads[0].reshape(len(Q.left), -1, 1)
         by_q, by_k = [], []
-        for (x, y, g), P in zip(chunked((q, k, grads[0]), ctx.each), weights, strict=True):
-            E = P * g[..., None]  # [S, Q, K]
-            by_q.append(torch.bmm(E, y).sub_(g[..., None] * x))  # rows of P sum to 1
-            by_k.append(torch.bmm(E.mT, x).sub_(E.sum(-2)[..., None] * y))
-        return torch.cat(by_q), torch.cat(by_k), None
+        for (x, y, own), P in zip(chunked((Q.points, K.points, g), ctx.each), weights, strict=True):
+            E = P * own  # [S, Q, K]
+            by_q.append(bmm(E, y).addcmul_(own, x, value=-1))  # rows of P sum to 1
+            by_k.append(bmm(E.mT, x).addcmul_(E.sum(-2)[..., None], y, value=-1))
+        by_tokens = (_as_given(torch.cat(x), ctx.lead, y.shape) for x, y in ((by_q, q), (by_k, k)))
+        return *by_tokens, *[None] * 6
 
 
-def _log_sums(q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _log_sums(mask: Tensor | None, *pairs: Tensor) -> tuple[Tensor, Tensor]:
     """s [S, Q] and exp(e - s) [S, Q, K]; finite numbers where there is no key."""
-    e = _Set.of(q).exponents(_Set.of(k))
+    e = _Set(*pairs[:2]).exponents(_Set(*pairs[2:]))
     if mask is not None:
         e = e.masked_fill_(~mask.mT, torch.finfo(e.dtype).min)
     most = e.amax(-1, keepdim=True)  # [S, Q, 1]
