@@ -22,6 +22,7 @@ Row sums are those of kappa(q, k), which are positive; the sums of the CGP surro
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -33,6 +34,7 @@ from gpattention.gp.direct import UnitDirect, UnitProcess, prior_draw, real_key_
 from gpattention.gp.inputs import (
     Scalar,
     check_delta,
+    check_positive,
     expanded,
     expect,
     keep_real,
@@ -43,7 +45,7 @@ from gpattention.gp.inputs import (
 )
 from gpattention.gp.kernels import log_kappa, softmax_attention
 from gpattention.gp.posterior import Posterior, Source, lowrank_root
-from gpattention.gp.roots import Root
+from gpattention.gp.roots import Root, trains_on_cpu
 from gpattention.gp.sparse import UnitFeatures, inducing_root, similarities, whitened_features
 from gpattention.numerics import Tokens, full_precision, kept
 from gpattention.ops import check_group, sum_over_shards, why_not_fused
@@ -351,16 +353,22 @@ def row_log_amplitude(
         ValueError: an argument does not fit the others, or is out of its range.
         NumericalError: tokens are not finite or too far apart.
     """
-    t = prepare(
-        q, k, k, noise=1.0, scale_q=scale, mask=mask, query_mask=query_mask, causal=causal,
+    checked = partial(
+        prepare, q, k, k, noise=1.0, scale_q=scale, mask=mask, query_mask=query_mask, causal=causal,
         scale_name="scale", mask_tokens=False,
     )  # fmt: skip
+    # the closed form finds what is not finite, or far away, in float32 for itself
+    closes = not causal and q.dtype == torch.float32 and trains_on_cpu(q, k)
+    t = checked(look=not closes)
     sizes = {"tokens": max(t.q.shape[-2], t.k.shape[-2]), "channels": t.q.shape[-1]}
     if not causal and why_not_fused(t.q, **sizes) is None:
         return fused_row_log_amplitude(t, max_log_amplitude)
     t = masked(t)
     log_sum = None if causal else closed_log_row_sums(t)
+    if closes:
+        check_positive("scale", t.scale_q)
     if log_sum is None:
+        t = masked(checked()) if closes else t
         log_sum = log_sum_exp(t.q, t.k, mask=t.mask, causal=causal, logits=log_kappa)
     # a query that sees no key has no row sum: amplitude 1 leaves it the prior
     return _finish(t.scale_q[..., 0].log() - log_sum, sees_a_key(t, causal), max_log_amplitude)
