@@ -305,7 +305,7 @@ def _forward(
     Kv = bmm(K_kk, v)  # [S, K, D]
     N = _plus(K_kk, nu, mask)  # of which only what is off the diagonal is asked for later
     matrices = [(N, "K_k + noise I", nu)]
-    A = K_ok = K_qo = root_o = M = C = root_q = root_v = white = drawn = value = None
+    A = K_ok = K_qo = root_o = M = C = None
     if latent:
         O = latent[0]  # noqa: E741 - the paper's letter
         M = _plus(_masked(O.kappa(O, next(places)), mask, mask), noise, mask)
@@ -323,8 +323,7 @@ def _forward(
     else:
         root_o = others[0][0]
         K_qo, K_ok = _masked(Q.kappa(O), query_mask, mask), _masked(O.kappa(K), mask, mask)
-        W = bmm(K_qo, root_o.mT)  # [S, Q, K]
-        A = bmm(W, root_o)  # [S, Q, K]
+        A = bmm(bmm(K_qo, root_o.mT), root_o)  # [S, Q, K]
         G = bmm(A, K_ok)  # [S, Q, K]
         inner = bmm(G, v)
     F = bmm(G, root_k.mT)  # [S, Q, K]
@@ -339,63 +338,67 @@ def _forward(
     else:
         u = 1 - F.square().sum(-1)
         u = u if A is None else u - noise[:, :, 0] * A.square().sum(-1)
+    # what the costs' gradients are but for a factor per sequence is found here, while it is in the cache
+    X = bmm(F, root_k)  # [S, Q, K]
+    precision = bmm(root_k.mT, root_k).mul_(D)  # [S, K, K]
+    trace = _trace(precision, mask)
+    precision.baddbmm_(scale_k.square() * v, v.mT)
     # the queries' density, or the divergence of their posterior
+    value = Y = on = pulled = O = None  # noqa: E741 - the letter above
     if C is not None:
         root_q, log_det_q = others[-1]
         white = bmm(root_q, mean)  # [S, Q, D]
+        Y = bmm(root_q.mT, white)
         value = white.square().sum((-2, -1)) + D * log_det_q
         if cost == "marginal":
             value = 0.5 * (value + D * _count(query_mask, a) * math.log(2 * math.pi)) - key
+            dC = baddbmm(bmm(root_q.mT, root_q), Y, Y.mT, beta=D, alpha=-1)  # [S, Q, Q]
         else:
             explained.mul_(a).mul_(a.mT)  # E
             drawn = bmm(root_q, explained)  # [S, Q, Q]  R E
             root_v, log_det_v = factored(C - explained, "V + tau^2 I", noise)
             value = 0.5 * (value - D * (log_det_v + (drawn * root_q).sum((-2, -1))))
-    kept = (v, a, noise, scale_k, mask, query_mask, N, root_k, A, K_ok, K_qo, M, root_o, G, F, inner, Kv,
-            C, root_q, root_v, white, drawn)  # fmt: skip
+            H = bmm(bmm(root_v, drawn.mT), root_q)  # [S, Q, Q]
+            dC = bmm(H.mT, H).baddbmm_(Y, Y.mT, beta=-D, alpha=-1)
+            O = bmm(root_v.mT, H).mul_(-D * a).mul_(a.mT)  # noqa: E741
+        on = dC.diagonal(dim1=-2, dim2=-1)[..., None]  # [S, Q, 1]
+        on = on.clone() if query_mask is None else on.masked_fill(~query_mask, 0.0)
+        pulls = _Pulls()
+        pulls.add_symmetric(dC.mul_(C), Q)
+        pulled = pulls.of(Q)
+    kept = (v, a, noise, scale_k, mask, query_mask, N, precision, trace, A, K_ok, K_qo, M, root_o, G, X, inner,
+            Kv, Y, on, pulled, O)  # fmt: skip
     return (mean, u, key, value), (*kept, *pairs)
 
 
 def _backward(cost: Cost, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
     """Gradients of q, k, o, v, a, sigma^2 and s_k."""
-    (v, a, noise, scale_k, mask, query_mask, N, root_k, A, K_ok, K_qo, M, root_o, G, F, inner, Kv,
-     C, root_q, root_v, white, drawn, *rest) = saved  # fmt: skip
-    sets = [_Set(*rest[i : i + 2]) for i in range(0, len(rest), 2)]
-    Q, K, *latent = sets
+    (v, a, noise, scale_k, mask, query_mask, N, precision, trace, A, K_ok, K_qo, M, root_o, G, X, inner, Kv,
+     Y, on, pulled, O, *rest) = saved  # fmt: skip
+    Q, K, *latent = (_Set(*rest[i : i + 2]) for i in range(0, len(rest), 2))
     g, w, by_key, by_cost = grads
     D, pulls = v.shape[-1], _Pulls()
     square = scale_k.square()
     nu = noise / square
-    X = bmm(F, root_k)  # [S, Q, K]
     d_a = scale_k * (g * inner).sum(-1, keepdim=True)  # [S, Q, 1] what does not go through the cost
     d_noise: Tensor | float = 0.0
-    O = None  # noqa: E741 - the letter above; diag w where there is no divergence
-    if cost != "none":
-        c = 0.5 * by_cost[:, None, None]
-        Y = bmm(root_q.mT, white)  # [S, Q, D]
+    c = 0.5 * by_cost[:, None, None] if cost != "none" else None
+    if c is not None:
         g = g + 2 * c * Y
+        d_noise = c * on.sum(-2, keepdim=True)
+        by_log = -2 * noise * c * on
         if cost == "marginal":
             by_key = by_key - by_cost
-            dC = baddbmm(bmm(root_q.mT, root_q), Y, Y.mT, beta=D, alpha=-1).mul_(c)  # [S, Q, Q]
-        else:
-            H = bmm(bmm(root_v, drawn.mT), root_q)  # [S, Q, Q]
-            dC = bmm(H.mT, H).baddbmm_(Y, Y.mT, beta=-D, alpha=-1).mul_(c)
-            O = bmm(root_v.mT, H).mul_(-D * c * a).mul_(a.mT)  # noqa: E741
-            O.diagonal(dim1=-2, dim2=-1).add_(w)
-        on = dC.diagonal(dim1=-2, dim2=-1)[..., None]  # [S, Q, 1]
-        on = on if query_mask is None else on.masked_fill(~query_mask, 0.0)
-        d_noise = on.sum(-2, keepdim=True)
-        by_log = -2 * noise * on
-        if cost == "marginal":
             by_log = by_log + 2 * c * D * (1.0 if query_mask is None else query_mask)
+        else:
+            O = c * O  # noqa: E741 - the letter above
+            O.diagonal(dim1=-2, dim2=-1).add_(w)
         d_a = d_a + torch.where(a > 0, by_log / a, 0.0)
-        pulls.add_symmetric(dC.mul_(C), Q)
     d_scale = (g * (a * inner)).sum((-2, -1), keepdim=True)
     g = (a * scale_k) * g  # of G v
     OX = w[..., None] * X if O is None else bmm(O, X)  # [S, Q, K]
     dG = baddbmm(OX, g, v.mT, beta=-2)
-    e = -0.5 * by_key[:, None, None]
-    dN = bmm(root_k.mT, (e * D) * root_k).baddbmm_(X.mT, OX)  # [S, K, K]
+    dN = bmm(X.mT, OX)  # [S, K, K]
     d_v = bmm(G.mT, g)
     if A is None:
         pulls.add(dG * G, Q, K)
@@ -411,17 +414,18 @@ def _backward(cost: Cost, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
         pulls.add(bmm(A.mT, dG) * K_ok, o, K)
         pulls.add(dM.mul_(M), o, o)
     # what is observed at the keys
-    d_nu = _trace(dN, mask)
-    dN.baddbmm_(e * square * v, v.mT)
-    pulls.add_symmetric(dN.mul_(N), K)
+    e = -0.5 * by_key[:, None, None]
+    d_nu = _trace(dN, mask) + e * trace
+    pulls.add_symmetric(dN.addcmul_(e, precision).mul_(N), K)
     d_v = d_v + 2 * e * (square * Kv + noise * v)
     n = _count(mask, v)
     n = n[:, None, None] if isinstance(n, Tensor) else n
     d_noise = d_noise + e * v.square().sum((-2, -1), keepdim=True) + d_nu / square
     d_scale = d_scale + 2 * e * (scale_k * (v * Kv).sum((-2, -1), keepdim=True) + D * n / scale_k)
     d_scale = d_scale - 2 * d_nu * nu / scale_k
+    by_q = pulls.of(Q) if c is None else pulls.of(Q).addcmul_(c, pulled)
     by_o = pulls.of(latent[0]) if latent else None
-    return pulls.of(Q), pulls.of(K), by_o, d_v, d_a, d_noise, d_scale
+    return by_q, pulls.of(K), by_o, d_v, d_a, d_noise, d_scale
 
 
 class _Closed(torch.autograd.Function):
