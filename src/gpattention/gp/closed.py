@@ -48,7 +48,7 @@ from gpattention.numerics import (
     once_differentiable,
 )
 
-CHUNK = 2**17  # numbers of the matrices that are passed over together
+CHUNK = 2**18  # numbers of the matrices that are passed over together
 _BLOCK = 64  # keys that are factored together where only a variance is asked for
 
 
@@ -328,9 +328,10 @@ def _forward(
         inner = bmm(G, v)
     F = bmm(G, root_k.mT)  # [S, Q, K]
     mean = a * scale_k * inner  # [S, Q, D]
-    quadratic = (v * (scale_k.square() * Kv + noise * v)).sum((-2, -1))
+    Z = (scale_k.square() * Kv).addcmul_(noise, v)  # [S, K, D]  M_k V
+    power, quadratic = v.square().sum((-2, -1), keepdim=True), (v * Z).sum((-2, -1), keepdim=True)
     log_det = log_det + _count(mask, v) * (scale_k[:, 0, 0].square().log() + math.log(2 * math.pi))
-    key = -0.5 * (quadratic + D * log_det)
+    key = -0.5 * (quadratic[:, 0, 0] + D * log_det)
     if cost == "kl":
         explained = bmm(F, F.mT)
         explained = explained if A is None else explained.baddbmm_(noise * A, A.mT)
@@ -366,20 +367,19 @@ def _forward(
         pulls = _Pulls()
         pulls.add_symmetric(dC.mul_(C), Q)
         pulled = pulls.of(Q)
-    kept = (v, a, noise, scale_k, mask, query_mask, N, precision, trace, A, K_ok, K_qo, M, root_o, G, X, inner,
-            Kv, Y, on, pulled, O)  # fmt: skip
+    kept = (v, a, noise, scale_k, mask, query_mask, N, precision, trace, A, K_ok, K_qo, M, root_o, G, X, inner, Z,
+            power, quadratic, Y, on, pulled, O)  # fmt: skip
     return (mean, u, key, value), (*kept, *pairs)
 
 
-def _backward(cost: Cost, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
-    """Gradients of q, k, o, v, a, sigma^2 and s_k."""
-    (v, a, noise, scale_k, mask, query_mask, N, precision, trace, A, K_ok, K_qo, M, root_o, G, X, inner, Kv,
-     Y, on, pulled, O, *rest) = saved  # fmt: skip
+def _backward(cost: Cost, scaled: bool, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
+    """Gradients of q, k, o, v, a, sigma^2 and, where it has one, s_k."""
+    (v, a, noise, scale_k, mask, query_mask, N, precision, trace, A, K_ok, K_qo, M, root_o, G, X, inner, Z_k,
+     power, quadratic, Y, on, pulled, O, *rest) = saved  # fmt: skip
     Q, K, *latent = (_Set(*rest[i : i + 2]) for i in range(0, len(rest), 2))
     g, w, by_key, by_cost = grads
     D, pulls = v.shape[-1], _Pulls()
     square = scale_k.square()
-    nu = noise / square
     d_a = scale_k * (g * inner).sum(-1, keepdim=True)  # [S, Q, 1] what does not go through the cost
     d_noise: Tensor | float = 0.0
     c = 0.5 * by_cost[:, None, None] if cost != "none" else None
@@ -394,7 +394,6 @@ def _backward(cost: Cost, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
             O = c * O  # noqa: E741 - the letter above
             O.diagonal(dim1=-2, dim2=-1).add_(w)
         d_a = d_a + torch.where(a > 0, by_log / a, 0.0)
-    d_scale = (g * (a * inner)).sum((-2, -1), keepdim=True)
     g = (a * scale_k) * g  # of G v
     OX = w[..., None] * X if O is None else bmm(O, X)  # [S, Q, K]
     dG = baddbmm(OX, g, v.mT, beta=-2)
@@ -417,12 +416,14 @@ def _backward(cost: Cost, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
     e = -0.5 * by_key[:, None, None]
     d_nu = _trace(dN, mask) + e * trace
     pulls.add_symmetric(dN.addcmul_(e, precision).mul_(N), K)
-    d_v = d_v + 2 * e * (square * Kv + noise * v)
-    n = _count(mask, v)
-    n = n[:, None, None] if isinstance(n, Tensor) else n
-    d_noise = d_noise + e * v.square().sum((-2, -1), keepdim=True) + d_nu / square
-    d_scale = d_scale + 2 * e * (scale_k * (v * Kv).sum((-2, -1), keepdim=True) + D * n / scale_k)
-    d_scale = d_scale - 2 * d_nu * nu / scale_k
+    d_v = d_v.addcmul_(2 * e, Z_k)
+    d_noise = d_noise + e * power + d_nu / square
+    d_scale = None
+    if scaled:
+        n = _count(mask, v)
+        n = n[:, None, None] if isinstance(n, Tensor) else n
+        d_scale = (g * inner).sum((-2, -1), keepdim=True) / scale_k
+        d_scale = d_scale + 2 * (e * (quadratic - noise * power + D * n) - d_nu * noise / square) / scale_k
     by_q = pulls.of(Q) if c is None else pulls.of(Q).addcmul_(c, pulled)
     by_o = pulls.of(latent[0]) if latent else None
     return by_q, pulls.of(K), by_o, d_v, d_a, d_noise, d_scale
@@ -438,6 +439,7 @@ class _Closed(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         # q, k and o take the gradients alone: about their centre they are among what is given
         ctx.shapes = [None if x is None else x.shape for x in (q, k, o)]
+        ctx.scaled = ctx.needs_input_grad[9]
         each = evenly(len(given[0]), given[1].shape[1] ** 2)
         parts = [_forward(cost, name, *part) for part in chunked(given, each)]
         kept = [saved for _, saved in parts]
@@ -452,7 +454,7 @@ class _Closed(torch.autograd.Function):
         saved = ctx.saved_tensors
         width = len(saved) // ctx.chunks
         parts = [
-            _backward(ctx.cost, saved[i * width : (i + 1) * width], *part)
+            _backward(ctx.cost, ctx.scaled, saved[i * width : (i + 1) * width], *part)
             for i, part in enumerate(chunked(grads, ctx.each))
         ]
         by_q, by_k, by_o, *others = (joined(column) for column in zip(*parts, strict=True))
