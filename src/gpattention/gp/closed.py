@@ -297,7 +297,7 @@ def _forward(
 ) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:  # fmt: skip
     """Mean, unit variance, key density and cost of some sequences; and what the backward pass needs."""
     D, nu = v.shape[-1], noise / scale_k.square()
-    Q, K, *latent = (_Set(*pairs[i : i + 2]) for i in range(0, len(pairs), 2))
+    Q, K, *latent = [_Set(*pairs[i : i + 2]) for i in range(0, len(pairs), 2)]
     count, n = 1 + len(latent) + (cost != "none"), v.shape[1]
     stacked = v.new_empty(count, len(v), n, n) if a.shape[1] == n else None
     places = iter([None] * count if stacked is None else stacked)
@@ -345,7 +345,7 @@ def _forward(
     trace = _trace(precision, mask)
     precision.baddbmm_(scale_k.square() * v, v.mT)
     # the queries' density, or the divergence of their posterior
-    value = Y = on = pulled = O = None  # noqa: E741 - the letter above
+    value = Y = on = pulled = outer = None
     if C is not None:
         root_q, log_det_q = others[-1]
         white = bmm(root_q, mean)  # [S, Q, D]
@@ -361,21 +361,21 @@ def _forward(
             value = 0.5 * (value - D * (log_det_v + (drawn * root_q).sum((-2, -1))))
             H = bmm(bmm(root_v, drawn.mT), root_q)  # [S, Q, Q]
             dC = bmm(H.mT, H).baddbmm_(Y, Y.mT, beta=-D, alpha=-1)
-            O = bmm(root_v.mT, H).mul_(-D * a).mul_(a.mT)  # noqa: E741
+            outer = bmm(root_v.mT, H).mul_(-D * a).mul_(a.mT)  # O without diag w
         on = dC.diagonal(dim1=-2, dim2=-1)[..., None]  # [S, Q, 1]
         on = on.clone() if query_mask is None else on.masked_fill(~query_mask, 0.0)
         pulls = _Pulls()
         pulls.add_symmetric(dC.mul_(C), Q)
         pulled = pulls.of(Q)
-    kept = (v, a, noise, scale_k, mask, query_mask, N, precision, trace, A, K_ok, K_qo, M, root_o, G, X, inner, Z,
-            power, quadratic, Y, on, pulled, O)  # fmt: skip
+    kept = (v, a, noise, scale_k, mask, query_mask, N, precision, trace, A, K_ok, K_qo, M, root_o, G, X,
+            inner, Z, power, quadratic, Y, on, pulled, outer)  # fmt: skip
     return (mean, u, key, value), (*kept, *pairs)
 
 
 def _backward(cost: Cost, scaled: bool, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
     """Gradients of q, k, o, v, a, sigma^2 and, where it has one, s_k."""
-    (v, a, noise, scale_k, mask, query_mask, N, precision, trace, A, K_ok, K_qo, M, root_o, G, X, inner, Z_k,
-     power, quadratic, Y, on, pulled, O, *rest) = saved  # fmt: skip
+    (v, a, noise, scale_k, mask, query_mask, N, precision, trace, A, K_ok, K_qo, M, root_o, G, X, inner,
+     Z_k, power, quadratic, Y, on, pulled, outer, *rest) = saved  # fmt: skip
     Q, K, *latent = (_Set(*rest[i : i + 2]) for i in range(0, len(rest), 2))
     g, w, by_key, by_cost = grads
     D, pulls = v.shape[-1], _Pulls()
@@ -391,11 +391,11 @@ def _backward(cost: Cost, scaled: bool, saved: Sequence[Any], *grads: Any) -> tu
             by_key = by_key - by_cost
             by_log = by_log + 2 * c * D * (1.0 if query_mask is None else query_mask)
         else:
-            O = c * O  # noqa: E741 - the letter above
-            O.diagonal(dim1=-2, dim2=-1).add_(w)
+            outer = c * outer
+            outer.diagonal(dim1=-2, dim2=-1).add_(w)
         d_a = d_a + torch.where(a > 0, by_log / a, 0.0)
     g = (a * scale_k) * g  # of G v
-    OX = w[..., None] * X if O is None else bmm(O, X)  # [S, Q, K]
+    OX = w[..., None] * X if outer is None else bmm(outer, X)  # [S, Q, K]
     dG = baddbmm(OX, g, v.mT, beta=-2)
     dN = bmm(X.mT, OX)  # [S, K, K]
     d_v = bmm(G.mT, g)
@@ -403,7 +403,7 @@ def _backward(cost: Cost, scaled: bool, saved: Sequence[Any], *grads: Any) -> tu
         pulls.add(dG * G, Q, K)
     else:
         (o,) = latent
-        OA = w[..., None] * A if O is None else bmm(O, A)
+        OA = w[..., None] * A if outer is None else bmm(outer, A)
         d_noise = d_noise - (OA * A).sum((-2, -1), keepdim=True)
         dA = baddbmm(noise * OA, dG, K_ok.mT, beta=-2)
         Z = bmm(bmm(dA, root_o.mT), root_o)  # [S, Q, K]  gradient of K_qo

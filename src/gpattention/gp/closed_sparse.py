@@ -1,9 +1,9 @@
 """The sparse model's training step on a CPU: moments and regulariser as one autograd function.
 
 As in `closed`, every matrix is made once and products are batched; here they are m x m, and autograd would
-make two hundred passes over those of a layer.  Per sequence and head, with one inducing set, s = sigma^2,
-F = a Phi_q the amplified features, G_x = X^T X and B_x = I + G_x / s = L_x L_x^T, R_x = L_x^-1 for x of F (q),
-Phi_o (o) and Psi_k (k):
+make two hundred passes over those of a layer.  Per sequence and head, with one inducing set, s = sigma^2 and
+amplified features F = a Phi_q, there are G_x = X^T X, B_x = I + G_x / s = L_x L_x^T and R_x = L_x^-1 for each
+X of F (q), Phi_o (o) and Psi_k (k):
 
     T = R_k (G_o / s) R_o^T,   P = Psi_k^T V,   N = 2 I - R_o R_o^T + T^T T = L_N L_N^T,   R_N = L_N^-1
     y = T^T R_k P / s,  which is R_o (G_o / s) P for z_k = M_k V ("dual")
@@ -113,7 +113,8 @@ class _Features(torch.autograd.Function):
         rows, columns, K, root, *sets = ctx.saved_tensors
         H, _, C = columns.shape
         C -= 1
-        given, K_of, rows_of = [g.reshape(H, -1, g.shape[-1]) for g in grads], _parts(K, H, sets), _parts(rows, H, sets)
+        given = [g.reshape(H, -1, g.shape[-1]) for g in grads]
+        K_of, rows_of = _parts(K, H, sets), _parts(rows, H, sets)
         by_root = None
         E = torch.empty_like(K)  # [H sum(B N), m]
         for g, own, to in zip(given, K_of, _parts(E, H, sets), strict=True):
@@ -131,9 +132,8 @@ class _Features(torch.autograd.Function):
             by_m.baddbmm_(e.mT, own)
         moved = torch.addcmul(by_rows[:, :C], by_rows[:, C:], rows[:, :C], value=-1)
         by_points = torch.addcmul(by_m[..., :C], by_m[..., C:], points, value=-1)
-        by_sets = (
-            part.view(H, len(x), -1, C).transpose(0, 1) for x, part in zip(sets, _parts(moved, H, sets), strict=True)
-        )
+        parts = zip(sets, _parts(moved, H, sets), strict=True)
+        by_sets = (part.view(H, len(x), -1, C).transpose(0, 1) for x, part in parts)
         return by_points, by_root, None, None, None, *by_sets
 
 
@@ -191,7 +191,8 @@ def closed_sparse(
     a = amplitude.expand(*lead, Phi_q.shape[-2]).reshape(-1, Phi_q.shape[-2], 1)  # [S, Q, 1]
     s = noise.expand(*lead, 1, 1).reshape(-1, 1, 1)
     found: Sequence[Any] = _ClosedSparse.apply(cost, dual, *(flat(x, lead) for x in tokens), a, s)  # type: ignore[no-untyped-call]
-    return ClosedSparse(*(None if x is None else x.reshape(*lead, *x.shape[1:]) for x in found))
+    shaped: list[Any] = [None if x is None else x.reshape(*lead, *x.shape[1:]) for x in found]
+    return ClosedSparse(*shaped)
 
 
 class _ClosedSparse(torch.autograd.Function):
@@ -292,11 +293,16 @@ def _backward(
     """Gradients of the features, v, a and s."""
     (Phi_q, Phi_o, Psi, v, a, s, F, f, G_o, G_k, R, R_k, R_N, R_c, N, T, P, z, y, c,
      G_q, R_q, u, e, alpha, w, J, R_I, shrink, E) = saved  # fmt: skip
-    by_query, by_key, by_kl = (None if x is None else x[:, None, None] for x in by_cost)
+    factors: list[Any] = [None if x is None else x[:, None, None] for x in by_cost]
+    by_query, by_key, by_kl = factors
     D = v.shape[-1]
     wf = by_signal[..., None] * f
     dF = bmm(g, c.mT).baddbmm_(wf, R_c.mT, alpha=2)
-    Q, dc, d_s = bmm(F.mT, wf), bmm(F.mT, g), torch.zeros_like(s[:, 0, 0])  # Q without R_o and R_N at its sides
+    Q, dc, d_s = (
+        bmm(F.mT, wf),
+        bmm(F.mT, g),
+        torch.zeros_like(s[:, 0, 0]),
+    )  # Q without R_o and R_N at its sides
     if cost != "none":
         if cost == "dtc":
             dc = dc + 2 * by_query * e

@@ -355,8 +355,8 @@ def scgp_posterior(
         return FusedSCGPPosterior(t, kind, both if objectives is None else objectives)
     t = masked(t)
     if group is None and inducing_k is None and objectives is not None and len(objectives) < 2:
-        masks = t.mask, t.query_mask
-        features = UnitFeatures.of(t.q, t.k, t.latent, *t.inducing, *masks, delta) if features is None else features
+        if features is None:
+            features = UnitFeatures.of(t.q, t.k, t.latent, t.inducing[0], t.mask, t.query_mask, delta)
         if features is not None:
             return ClosedSCGPPosterior(t, kind, objectives, features)
     return SCGPPosterior(t, kind)
@@ -671,7 +671,8 @@ class ClosedSCGPPosterior(FusedSCGPPosterior):
         assert found is not None  # as the features were
         mean, signal, query, key, kl = (None if x is None else x.transpose(0, 1) for x in found)
         Phi_q = Phi.q.transpose(0, 1)
-        own = own_variance(t, self.kind, Phi_q if self.kind.conditional == "deterministic" else t.amplify(Phi_q))
+        Phi_q = Phi_q if self.kind.conditional == "deterministic" else t.amplify(Phi_q)  # what is looked at
+        own = own_variance(t, self.kind, Phi_q)
         if query is not None and key is not None:
             constant = (2 * math.pi * t.noise[..., 0, 0]).log()
             query, key = (
