@@ -359,5 +359,5 @@ def test_a_sparse_matrix_without_a_factor_is_named() -> None:
     points = given["inducing"][:, :1].expand(-1, 32, -1).float()  # all are one
     with pytest.raises(gp.NotPositiveDefiniteError, match=r"K_mm \+ delta I"):
         gp.scgp_posterior(*tokens, points, noise=0.01, delta=0.0, objectives=["kl"])
-    with pytest.raises(gp.NotPositiveDefiniteError, match=r"I \+ Phi_q\^T Phi_q / noise .*smallest noise"):
+    with pytest.raises(gp.NotPositiveDefiniteError, match=r"I \+ Phi_.* / noise .*smallest noise"):
         gp.scgp_posterior(*tokens, given["inducing"].float(), noise=1e-12, objectives=["kl"])
