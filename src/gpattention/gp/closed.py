@@ -205,7 +205,7 @@ class _Set(NamedTuple):
         """The same tokens [..., N, C] about a centre [..., 1, C], both ways."""
         N, C = x.shape[-2:]
         left, right = (x.new_empty(*lead, N, C + 2) for _ in range(2))
-        points = torch.sub(x, centre, out=left[..., :C])
+        points = torch.sub(x.expand(*lead, N, C), centre, out=left[..., :C])
         left[..., C] = points.square().sum(-1).mul_(-0.5)
         left[..., C + 1] = 1
         right[..., : C + 1], right[..., C + 1] = left[..., : C + 1], left[..., C]

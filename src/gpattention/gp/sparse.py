@@ -654,6 +654,15 @@ class ClosedSCGPPosterior(FusedSCGPPosterior):
     ) -> None:
         self._unit = features
         super().__init__(t, kind, objectives)
+        del self._kept__variance  # whose share of each query alone is added when it is asked for
+
+    @full_precision
+    def _raw_variance(self) -> Tensor:
+        Phi_q = self._unit.q.transpose(0, 1)
+        if self.kind.conditional == "independent":
+            Phi_q = self.t.amplify(Phi_q)
+        own, signal = own_variance(self.t, self.kind, Phi_q), self._moments.variance
+        return signal if own is None else signal + own
 
     def _compute(self, objectives: Collection[FusedObjective]) -> SparseMoments:
         t, Phi, D = self.t, self._unit, self.t.v.shape[-1]
@@ -670,9 +679,6 @@ class ClosedSCGPPosterior(FusedSCGPPosterior):
         )  # fmt: skip
         assert found is not None  # as the features were
         mean, signal, query, key, kl = (None if x is None else x.transpose(0, 1) for x in found)
-        Phi_q = Phi.q.transpose(0, 1)
-        Phi_q = Phi_q if self.kind.conditional == "deterministic" else t.amplify(Phi_q)  # what is looked at
-        own = own_variance(t, self.kind, Phi_q)
         if query is not None and key is not None:
             constant = (2 * math.pi * t.noise[..., 0, 0]).log()
             query, key = (
@@ -681,7 +687,7 @@ class ClosedSCGPPosterior(FusedSCGPPosterior):
             )
         assert mean is not None
         assert signal is not None
-        return SparseMoments(mean, signal if own is None else signal + own, query, key, kl)
+        return SparseMoments(mean, signal, query, key, kl)
 
 
 def bound(square: Tensor, traces: Tensor, D: int, noise: Tensor, real: Tensor) -> Tensor:
