@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +10,8 @@ from torch import Tensor
 from gpattention import gp
 from gpattention.gp.closed import CHUNK, closed_moments
 from gpattention.gp.roots import inverse_root
+from gpattention.gp.sparse import ClosedSCGPPosterior, FusedSCGPPosterior, UnitFeatures
+from tests.oracles import densities, divergences, sparse
 
 SIZES = [(17, 17), (64, 64), (30, 50)]
 MODELS = {"direct": gp.direct_posterior, "cgp": gp.cgp_posterior}
@@ -203,3 +206,158 @@ def test_the_sparse_model_by_inverted_roots(values, m: int, masked: bool) -> Non
     for dtype, *allowed in ((torch.float64, 1e-14, 1e-13), (torch.float32, 3e-6, 4e-5)):
         for a, b, most in zip(run("auto", dtype), expected, allowed, strict=True):
             assert gap(a, b) < most
+
+
+def sparse_inputs(m: int, n: int = 17, batch: int = 3) -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(m)
+    return {**inputs("cgp", n, n, batch), "inducing": torch.randn(2, m, 8, generator=g, dtype=torch.float64)}
+
+
+def evaluate_sparse(
+    given: dict[str, Tensor], dtype: torch.dtype, mode: Any, objective: Any, **options: Any
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Mean, variance and the announced objective, and the gradients of a function of them."""
+    leaves = {name: x.to(dtype, copy=True).requires_grad_() for name, x in given.items()}
+    tokens = [leaves[name] for name in ("q", "k", "o", "v", "inducing")]
+    numbers = {name: leaves[name] for name in ("noise", "scale_q", "scale_k", "log_amplitude")}
+    announced = [] if objective is None else [objective]
+    with gp.fused_kernels(mode):
+        p = gp.scgp_posterior(*tokens, **numbers, objectives=announced, **options)
+        assert isinstance(p, ClosedSCGPPosterior) == (mode == "auto")
+        found = [p.mean, p.variance]
+        if objective == "kl":
+            found.append(p.kl())
+        elif objective == "dtc":
+            density = p.log_density()
+            found += [density.query, 0.5 * density.key]
+        loss = sum((x.sin() if x.ndim > 2 else x).sum() for x in found)
+        return [x.detach() for x in found], list(torch.autograd.grad(loss, list(leaves.values())))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("conditional", ["deterministic", "independent"])
+@pytest.mark.parametrize("objective", [None, "dtc", "kl"])
+@pytest.mark.parametrize("m", [5, 32])
+@pytest.mark.parametrize("values", ["paper", "dual"])
+def test_the_sparse_model_is_that_of_plain_operations(
+    values, m: int, objective, conditional, masked: bool
+) -> None:
+    given = sparse_inputs(m)
+    options: dict[str, Any] = {"values": values, "conditional": conditional}
+    if masked:
+        options["mask"] = torch.arange(17) < torch.tensor([17, 14, 1])[:, None, None]
+    expected = evaluate_sparse(given, torch.float64, "off", objective, **options)
+    # as in the test of inverted roots; the noise's gradient is a sum whose terms cancel
+    for dtype, *allowed in ((torch.float64, 1e-14, 1e-12), (torch.float32, 3e-6, 4e-5)):
+        found = evaluate_sparse(given, dtype, "auto", objective, **options)
+        for a, b, most in zip(found, expected, allowed, strict=True):
+            assert gap(a, b) < most
+
+
+@pytest.mark.parametrize("values", ["paper", "dual"])
+def test_the_sparse_model_is_that_of_the_oracle(values) -> None:
+    given = sparse_inputs(6, n=9, batch=1)
+    arrays = {name: x[0, 0].numpy() if x.ndim == 4 else x[0].numpy() for name, x in given.items()}
+    names = ("q", "k", "o", "v")
+    tokens = [arrays[name] for name in names]
+    numbers: dict[str, Any] = {name: float(given[name][0]) for name in ("noise", "scale_q", "scale_k")}
+    numbers["log_amplitude"] = given["log_amplitude"][0, 0].numpy()
+    sets = [arrays["inducing"]] * 2
+    options: dict[str, Any] = {**numbers, "values": values, "delta": 1e-6}
+    mean, covariance = sparse.scgp_posterior(*tokens, *sets, **options)
+    query, key = densities.scgp_log_density(*tokens, *sets, objective="dtc", **options)
+    kl = divergences.scgp_kl(*tokens, *sets, **options)
+
+    one_head = {name: x[:, :1] if x.ndim == 4 else x[:1] for name, x in given.items()}
+    one_head["log_amplitude"] = given["log_amplitude"][:, :1]
+    (own_mean, variance, own_query, half_key), _ = evaluate_sparse(
+        one_head, torch.float64, "auto", "dtc", values=values
+    )
+    (_, _, own_kl), _ = evaluate_sparse(one_head, torch.float64, "auto", "kl", values=values)
+    expected = [mean, np.diag(covariance), query, 0.5 * key, kl]
+    found = [own_mean, variance, own_query, half_key, own_kl]
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x.squeeze(0, 1).numpy(), y, rtol=1e-10, atol=1e-12)
+
+
+def test_sparse_gradients_are_numerical_ones() -> None:
+    given = sparse_inputs(3, n=4, batch=2)
+    names = ("q", "k", "o", "v", "inducing", "noise", "scale_q", "scale_k", "log_amplitude")
+
+    def moments(*leaves: Tensor) -> tuple[Tensor, ...]:
+        tokens, numbers = leaves[:5], dict(zip(names[5:], leaves[5:], strict=True))
+        p = gp.scgp_posterior(*tokens, **numbers, values="dual", objectives=["kl"])
+        assert isinstance(p, ClosedSCGPPosterior)
+        return p.mean, p.variance, p.kl()
+
+    assert torch.autograd.gradcheck(moments, [given[name].requires_grad_() for name in names], atol=1e-4)
+
+
+def test_sparse_sequences_are_taken_in_chunks() -> None:
+    given = sparse_inputs(32, batch=CHUNK // 32**2)
+    expected = evaluate_sparse(given, torch.float64, "off", "kl", values="dual")
+    found = evaluate_sparse(given, torch.float64, "auto", "kl", values="dual")
+    for a, b in zip(found, expected, strict=True):
+        assert gap(a, b) < 1e-12
+
+
+def test_another_sparse_objective_than_the_announced_one() -> None:
+    given = sparse_inputs(5)
+    tokens = [given[name].requires_grad_() for name in ("q", "k", "o", "v", "inducing")]
+    p = gp.scgp_posterior(*tokens, noise=0.01, objectives=["kl"])
+    assert isinstance(p, ClosedSCGPPosterior)
+    with gp.fused_kernels("off"):
+        plain = gp.scgp_posterior(*tokens, noise=0.01)
+    torch.testing.assert_close(p.log_density().total, plain.log_density().total)
+    torch.testing.assert_close(p.log_density("jensen").total, plain.log_density("jensen").total)
+    torch.testing.assert_close(p.covariance(), plain.covariance())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_row_sums_from_shared_features(masked: bool) -> None:
+    given = sparse_inputs(5)
+    mask = torch.arange(17) < torch.tensor([17, 14, 1])[:, None, None] if masked else None
+
+    def evaluated(dtype: torch.dtype, mode: Any) -> list[Tensor]:
+        tokens = [given[x].to(dtype, copy=True).requires_grad_() for x in ("q", "k", "o", "inducing")]
+        q, k, o, m = tokens
+        with gp.fused_kernels(mode):
+            features = UnitFeatures.of(q, k, o, m, mask, mask)
+            assert (features is not None) == (mode == "auto")
+            found = gp.sparse_row_log_amplitude(
+                q, k, m, scale=0.3, mask=mask, query_mask=mask, max_log_amplitude=-1.0, features=features
+            )
+        return [found.detach(), *torch.autograd.grad(found.sin().sum(), (q, k, m))]
+
+    expected = evaluated(torch.float64, "off")
+    for dtype, allowed in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        assert gap(evaluated(dtype, "auto"), expected) < allowed
+
+
+def test_where_the_sparse_model_stays_plain() -> None:
+    given = sparse_inputs(5)
+
+    def kind_of(**changed: Any) -> type:
+        p = {"mode": "auto", "scale": 1.0, "dtype": torch.float64, "objectives": ["kl"], **changed}
+        tokens = [(p["scale"] * given[x]).to(p["dtype"]) for x in ("q", "k", "o", "v", "inducing")]
+        with gp.fused_kernels(p["mode"]):
+            leaves = [x.requires_grad_() for x in tokens]
+            return type(gp.scgp_posterior(*leaves, noise=0.01, objectives=p["objectives"]))
+
+    assert kind_of() is ClosedSCGPPosterior
+    assert not issubclass(kind_of(mode="off"), FusedSCGPPosterior)
+    assert not issubclass(kind_of(objectives=None), FusedSCGPPosterior)
+    assert not issubclass(kind_of(objectives=["dtc", "kl"]), FusedSCGPPosterior)
+    assert not issubclass(kind_of(dtype=torch.float32, scale=40.0), FusedSCGPPosterior)
+    with torch.no_grad():
+        assert not issubclass(kind_of(), FusedSCGPPosterior)
+
+
+def test_a_sparse_matrix_without_a_factor_is_named() -> None:
+    given = sparse_inputs(32)
+    tokens = [given[name].float().requires_grad_() for name in ("q", "k", "o", "v")]
+    points = given["inducing"][:, :1].expand(-1, 32, -1).float()  # all are one
+    with pytest.raises(gp.NotPositiveDefiniteError, match=r"K_mm \+ delta I"):
+        gp.scgp_posterior(*tokens, points, noise=0.01, delta=0.0, objectives=["kl"])
+    with pytest.raises(gp.NotPositiveDefiniteError, match=r"I \+ Phi_.* / noise .*smallest noise"):
+        gp.scgp_posterior(*tokens, given["inducing"].float(), noise=1e-12, objectives=["kl"])

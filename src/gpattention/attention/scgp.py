@@ -18,7 +18,14 @@ from gpattention.gp import (
     scgp_posterior,
     sparse_row_log_amplitude,
 )
-from gpattention.gp.sparse import CONDITIONALS, FUSED_OBJECTIVES, VALUES, Conditional, Values
+from gpattention.gp.sparse import (
+    CONDITIONALS,
+    FUSED_OBJECTIVES,
+    VALUES,
+    Conditional,
+    UnitFeatures,
+    Values,
+)
 from gpattention.numerics import Cost
 from gpattention.ops import check_group
 
@@ -211,15 +218,18 @@ class SCGPAttention(GaussianAttention):
         o = self._projection("latent", heads)
         m = self.inducing_q(heads.keys, o, heads.mask)
         points = m if self.inducing_k is None else self.inducing_k(heads.keys, o, heads.mask)
-        group = self._shards.group
+        group, features = self._shards.group, None
+        if group is None and points is m:
+            features = UnitFeatures.of(q, k, o, m, heads.mask, heads.query_mask)
+        shared: dict[str, Any] = {"group": group, "features": features}
         if self.normalize == "rows":  # with the Nystrom estimate of row sums, which needs no N x N matrix
             noise, t = values_of(self.noise, self.prior_scale)  # [H]
-            log_amplitude = sparse_row_log_amplitude(q, k, points, group=group, **self._row_options(heads, t))
+            log_amplitude = sparse_row_log_amplitude(q, k, points, **shared, **self._row_options(heads, t))
             v, options = self._normalised(heads, noise, t, log_amplitude)
         else:
             v, options = self._amplitudes(q, k, heads, causal=False)
         sets = (m,) if self.inducing_k is None else (m, points)
-        return (q, k, o, v, *sets), {**options, "values": self.values, "group": group}
+        return (q, k, o, v, *sets), {**options, "values": self.values, **shared}
 
     def _is_short(self, heads: Heads) -> bool:
         """Whether the exact model is used; depends only on shapes, which graphs can contain."""

@@ -28,10 +28,6 @@ The sums that normalise rows are another function of the same kind:
 Where no gradient is asked for, the variance of a unit process (`direct`) is found by blocks of keys, from the
 rows E of kappa(k, [k, q]): with R_b the inverse root of a block, W = R_b E_b is added up in squares, and what
 the block explains, W^T W, leaves the rows below.
-
-So are the sparse model's features of inducing inputs that all sequences share, Phi = K R^T, R = L_m^-1: there
-a head's tokens of all sequences are rows of one matrix, as they lie in memory,
-    dR = dPhi^T K,   E = (dPhi R) * K,   dx_i = sum_j E_ij (m_j - x_i),   dm_j = sum_i E_ij (x_i - m_j)
 """
 
 import math
@@ -52,7 +48,7 @@ from gpattention.numerics import (
     once_differentiable,
 )
 
-CHUNK = 2**17  # numbers of the matrices that are passed over together
+CHUNK = 2**18  # numbers of the matrices that are passed over together
 _BLOCK = 64  # keys that are factored together where only a variance is asked for
 
 
@@ -99,15 +95,15 @@ def closed_moments(
     t = masked(t)
     inputs = [t.q, t.k] if t.o is None else [t.q, t.k, t.o]
     lead = broadcast(*(x.shape[:-2] for x in (*inputs, t.v)))
-    near = _about_keys(lead, *inputs)
-    if near is None:
+    sets = _about_keys(lead, *inputs)
+    if sets is None:
         return None
-    (q, k, *latent), v = near, _flat(t.v, lead)
     numbers = [x.expand(*lead, 1, 1).reshape(-1, 1, 1) for x in (t.noise, t.scale_k)]
-    a = amplitude.expand(*lead, q.shape[-2]).reshape(-1, q.shape[-2], 1)  # [S, Q, 1]
+    a = amplitude.expand(*lead, t.q.shape[-2]).reshape(-1, t.q.shape[-2], 1)  # [S, Q, 1]
     masks = [None if m is None else _spread(m, lead) for m in (t.mask, t.query_mask)]
+    pairs = [x for one in sets for x in one]
     found: Sequence[Any] = _Closed.apply(  # type: ignore[no-untyped-call]
-        cost, name, q, k, latent[0] if latent else None, v, a, *numbers, *masks
+        cost, name, lead, t.q, t.k, t.o, flat(t.v, lead), a, *numbers, *masks, *pairs
     )
     shaped: list[Any] = [None if x is None else x.reshape(*lead, *x.shape[1:]) for x in found]
     return ClosedMoments(*shaped)
@@ -135,11 +131,11 @@ def closed_explained(
     if not is_closed_on_cpu(q, k) or any(x.requires_grad for x in (q, k, noise)):
         return None
     lead = broadcast(q.shape[:-2], k.shape[:-2], noise.shape[:-2])
-    near = _about_keys(lead, q, k)
-    if near is None:
+    sets = _about_keys(lead, q, k)
+    if sets is None:
         return None
+    seen, observed = sets
     rows, columns = (None if m is None else _spread(m, lead) for m in (mask, query_mask))
-    observed, seen = (_Set.of(x) for x in reversed(near))
     n, N = k.shape[-2], noise.expand(*lead, 1, 1).reshape(-1, 1, 1)
     E = bmm(observed.left, torch.cat([observed.right, seen.right], -2).mT).clamp_max_(0).exp_()
     E[..., :n].diagonal(dim1=-2, dim2=-1).fill_(1)
@@ -169,88 +165,28 @@ def closed_log_row_sums(t: Tokens) -> Tensor | None:
     if not trains_on_cpu(t.q, t.k):
         return None
     lead = broadcast(t.q.shape[:-2], t.k.shape[:-2])
-    near = _about_keys(lead, t.q, t.k)
-    if near is None:
+    sets = _about_keys(lead, t.q, t.k)
+    if sets is None:
         return None
-    sums: Tensor = _RowSums.apply(*near, None if t.mask is None else _spread(t.mask, lead))  # type: ignore[no-untyped-call]
-    return sums.reshape(*lead, -1)
+    sums: Tensor = _RowSums.apply(t.q, t.k, t.mask, lead, *sets[0], *sets[1])  # type: ignore[no-untyped-call]
+    return sums
 
 
-def closed_features(x: Tensor, m: Tensor, root: Tensor | None = None) -> Tensor | None:
-    """kappa(x, m), or kappa(x, m) R^T, for inducing inputs that all sequences share.
-
-    Args:
-        x: tokens.  [B, H, N, C]
-        m: inducing inputs.  [H, m, C]
-        root: R = L_m^-1; None for the kernel's values alone.  [H, m, m]
-
-    Returns:
-        [B, H, N, m], or None where plain operations have to run, as of `closed_moments`.
-    """
-    if x.ndim != 4 or m.ndim != 3 or len(m) != x.shape[1] or not trains_on_cpu(x, m):
-        return None
-    with torch.no_grad():
-        centre = m.mean(-2, keepdim=True)  # [H, 1, C]
-        rows, points = x.transpose(0, 1).reshape(len(m), -1, x.shape[-1]) - centre, m - centre
-        of_rows, of_points = (0.5 * y.square().sum(-1, keepdim=True) for y in (rows, points))
-        if x.dtype == torch.float32:
-            most = torch.maximum(of_rows.max(), of_points.max())
-            if not bool(most <= 0.5 * NEAR**2):  # NaN too goes the way that says so
-                return None
-    found: Tensor = _Features.apply(x, m, root, rows, points, of_rows + of_points.mT)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _Features(torch.autograd.Function):
-    @staticmethod
-    @full_precision
-    def forward(
-        ctx: Any, x: Tensor, m: Tensor, root: Tensor | None, rows: Tensor, points: Tensor, squares: Tensor
-    ) -> Tensor:
-        K = torch.sub(bmm(rows, points.mT), squares).clamp_max_(0).exp_()  # [H, B N, m]
-        ctx.save_for_backward(rows, points, K, root)
-        ctx.shape = x.shape
-        found = K if root is None else bmm(K, root.mT)
-        return _by_sequence(found, x.shape).contiguous()
-
-    @staticmethod
-    @once_differentiable
-    @full_precision
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        rows, points, K, root = ctx.saved_tensors
-        g = grads[0].transpose(0, 1).reshape(K.shape)
-        E = g * K if root is None else bmm(g, root).mul_(K)  # [H, B N, m]
-        by_root = None if root is None else bmm(g.mT, K)
-        by_x = bmm(E, points).sub_(E.sum(-1, keepdim=True) * rows)
-        by_m = bmm(E.mT, rows).sub_(E.sum(-2)[..., None] * points)
-        return _by_sequence(by_x, ctx.shape), by_m, by_root, None, None, None
-
-
-def _by_sequence(x: Tensor, shape: torch.Size) -> Tensor:
-    """[H, B N, X] as [B, H, N, X]"""
-    B, H, N, _ = shape
-    return x.view(H, B, N, -1).transpose(0, 1)
-
-
-def _flat(x: Tensor, lead: torch.Size) -> Tensor:
+def flat(x: Tensor, lead: torch.Size) -> Tensor:
     """[..., N, X] as [S, N, X]"""
     return x.expand(*lead, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
 
 
-def _about_keys(lead: torch.Size, *sets: Tensor) -> list[Tensor] | None:
-    """Token sets, the second of which are the keys, about the centre of these; None for tokens too far.
-
-    [S, N, C] each
-    """
-    sets = tuple(_flat(x, lead) for x in sets)
-    centre = sets[1].detach().mean(-2, keepdim=True)  # [S, 1, C]
-    found = [x - centre for x in sets]
-    if found[0].dtype == torch.float32:
-        with torch.no_grad():
-            squares = [x.square().sum(-1).max() for x in found]
-            if not bool(torch.stack(squares).max() <= NEAR**2):  # NaN too goes the way that says so
-                return None
-    return found
+@torch.no_grad()
+def _about_keys(lead: torch.Size, *given: Tensor) -> list["_Set"] | None:
+    """Token sets, the second of which are the keys, about the centre of these; None for tokens too far."""
+    centre = given[1].mean(-2, keepdim=True)  # [..., 1, C]
+    sets = [_Set.about(centre, x, lead) for x in given]
+    if centre.dtype == torch.float32:
+        halves = [one.left[..., -2].min() for one in sets]
+        if not bool(torch.stack(halves).min() >= -0.5 * NEAR**2):  # NaN too goes the way that says so
+            return None
+    return sets
 
 
 def _spread(mask: Tensor, lead: torch.Size) -> Tensor:
@@ -265,19 +201,29 @@ class _Set(NamedTuple):
     right: Tensor  # [S, N, C + 2]  x, 1, -|x|^2 / 2
 
     @classmethod
-    def of(cls, x: Tensor) -> "_Set":
-        """The same tokens both ways."""
-        half = x.square().sum(-1, keepdim=True).mul_(-0.5)
-        one = torch.ones_like(half)
-        return cls(torch.cat([x, half, one], -1), torch.cat([x, one, half], -1))
+    def about(cls, centre: Tensor, x: Tensor, lead: torch.Size) -> "_Set":
+        """The same tokens [..., N, C] about a centre [..., 1, C], both ways."""
+        N, C = x.shape[-2:]
+        left, right = (x.new_empty(*lead, N, C + 2) for _ in range(2))
+        points = torch.sub(x.expand(*lead, N, C), centre, out=left[..., :C])
+        left[..., C] = points.square().sum(-1).mul_(-0.5)
+        left[..., C + 1] = 1
+        right[..., : C + 1], right[..., C + 1] = left[..., : C + 1], left[..., C]
+        right[..., C] = 1
+        return cls(left.view(-1, N, C + 2), right.view(-1, N, C + 2))
 
-    def exponents(self, other: "_Set") -> Tensor:
-        """-1/2 |x - y|^2.  [S, N, M]"""
-        return bmm(self.left, other.right.mT).clamp_max_(0)
+    @property
+    def points(self) -> Tensor:
+        """The tokens themselves.  [S, N, C]"""
+        return self.left[..., :-2]
 
-    def kappa(self, other: "_Set") -> Tensor:
-        """[S, N, M]"""
-        K = self.exponents(other).exp_()
+    def exponents(self, other: "_Set", to: Tensor | None = None) -> Tensor:
+        """-1/2 |x - y|^2, in the place of what is given.  [S, N, M]"""
+        return torch.bmm(self.left, other.right.mT, out=to).clamp_max_(0)
+
+    def kappa(self, other: "_Set", to: Tensor | None = None) -> Tensor:
+        """Likewise.  [S, N, M]"""
+        K = self.exponents(other, to).exp_()
         if other is self:
             K.diagonal(dim1=-2, dim2=-1).fill_(1)
         return K
@@ -313,7 +259,7 @@ class _Pulls:
     """Gradients of token sets, sums over the kernel matrices between them: dx_i = sum_j E_ij (y_j - x_i)."""
 
     def __init__(self) -> None:
-        self._found: dict[int, Tensor] = {}
+        self._found: dict[int, tuple[Tensor, Tensor]] = {}
         self._sets: list[_Set] = []  # held, so that no other takes their place
 
     def add(self, E: Tensor, x: _Set, y: _Set) -> None:
@@ -329,54 +275,63 @@ class _Pulls:
         self._add(E.mul_(2), x, x)
 
     def _add(self, E: Tensor, x: _Set, y: _Set) -> None:
-        columns = y.right[..., :-1]  # [S, M, C + 1], the last of which counts
+        # a sum apart, as products with a column more, of an odd width, take a third longer
+        weight = E.sum(-1, keepdim=True)  # [S, N, 1]
         found = self._found.get(id(x))
         self._sets.append(x)
-        self._found[id(x)] = bmm(E, columns) if found is None else found.baddbmm_(E, columns)
+        if found is None:
+            self._found[id(x)] = bmm(E, y.points), weight
+        else:
+            found[0].baddbmm_(E, y.points)
+            found[1].add_(weight)
 
     def of(self, x: _Set) -> Tensor:
         """[S, N, C]"""
-        found = self._found[id(x)]
-        return found[..., :-1] - found[..., -1:] * x.left[..., :-2]
+        found, weight = self._found[id(x)]
+        return found.addcmul_(weight, x.points, value=-1)
 
 
 def _forward(
-    cost: Cost, name: str, q: Tensor, k: Tensor, o: Tensor | None, v: Tensor, a: Tensor, noise: Tensor,
-    scale_k: Tensor, mask: Tensor | None, query_mask: Tensor | None,
+    cost: Cost, name: str, v: Tensor, a: Tensor, noise: Tensor, scale_k: Tensor, mask: Tensor | None,
+    query_mask: Tensor | None, *pairs: Tensor,
 ) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:  # fmt: skip
     """Mean, unit variance, key density and cost of some sequences; and what the backward pass needs."""
     D, nu = v.shape[-1], noise / scale_k.square()
-    sets = [_Set.of(x) for x in ((q, k) if o is None else (q, k, o))]
-    Q, K = sets[:2]
-    K_kk = _masked(K.kappa(K), mask, mask)
+    Q, K, *latent = [_Set(*pairs[i : i + 2]) for i in range(0, len(pairs), 2)]
+    count, n = 1 + len(latent) + (cost != "none"), v.shape[1]
+    stacked = v.new_empty(count, len(v), n, n) if a.shape[1] == n else None
+    places = iter([None] * count if stacked is None else stacked)
+    K_kk = _masked(K.kappa(K, next(places)), mask, mask)
     Kv = bmm(K_kk, v)  # [S, K, D]
     N = _plus(K_kk, nu, mask)  # of which only what is off the diagonal is asked for later
     matrices = [(N, "K_k + noise I", nu)]
-    A = K_ok = K_qo = root_o = M = C = root_q = root_v = white = drawn = value = None
-    if o is not None:
-        O = sets[2]  # noqa: E741 - the paper's letter
-        M = _plus(_masked(O.kappa(O), mask, mask), noise, mask)
+    A = K_ok = K_qo = root_o = M = C = None
+    if latent:
+        O = latent[0]  # noqa: E741 - the paper's letter
+        M = _plus(_masked(O.kappa(O, next(places)), mask, mask), noise, mask)
         matrices.append((M, "K_o + noise I", noise))
     if cost != "none":
-        C = _masked(Q.kappa(Q), query_mask, query_mask)
+        C = _masked(Q.kappa(Q, next(places)), query_mask, query_mask)
         C = _plus(C.mul_(a).mul_(a.mT), noise, query_mask)
         matrices.append((C, name, noise))
-    (root_k, log_det), *others = factored_together(*matrices)
-    if o is None:
+    (root_k, log_det), *others = factored_together(
+        *matrices, stacked=None if stacked is None else stacked.flatten(0, 1)
+    )
+    if not latent:
         G = _masked(Q.kappa(K), query_mask, mask)
         inner = bmm(G, v)
     else:
         root_o = others[0][0]
         K_qo, K_ok = _masked(Q.kappa(O), query_mask, mask), _masked(O.kappa(K), mask, mask)
-        W = bmm(K_qo, root_o.mT)  # [S, Q, K]
-        A = bmm(W, root_o)  # [S, Q, K]
+        A = bmm(bmm(K_qo, root_o.mT), root_o)  # [S, Q, K]
         G = bmm(A, K_ok)  # [S, Q, K]
-        inner = bmm(W, bmm(root_o, bmm(K_ok, v)))  # eq. 4, with a factor less than G v
+        inner = bmm(G, v)
     F = bmm(G, root_k.mT)  # [S, Q, K]
     mean = a * scale_k * inner  # [S, Q, D]
-    quadratic = (v * (scale_k.square() * Kv + noise * v)).sum((-2, -1))
+    Z = (scale_k.square() * Kv).addcmul_(noise, v)  # [S, K, D]  M_k V
+    power, quadratic = v.square().sum((-2, -1), keepdim=True), (v * Z).sum((-2, -1), keepdim=True)
     log_det = log_det + _count(mask, v) * (scale_k[:, 0, 0].square().log() + math.log(2 * math.pi))
-    key = -0.5 * (quadratic + D * log_det)
+    key = -0.5 * (quadratic[:, 0, 0] + D * log_det)
     if cost == "kl":
         explained = bmm(F, F.mT)
         explained = explained if A is None else explained.baddbmm_(noise * A, A.mT)
@@ -384,70 +339,71 @@ def _forward(
     else:
         u = 1 - F.square().sum(-1)
         u = u if A is None else u - noise[:, :, 0] * A.square().sum(-1)
+    # what the costs' gradients are but for a factor per sequence is found here, while it is in the cache
+    X = bmm(F, root_k)  # [S, Q, K]
+    precision = bmm(root_k.mT, root_k).mul_(D)  # [S, K, K]
+    trace = _trace(precision, mask)
+    precision.baddbmm_(scale_k.square() * v, v.mT)
     # the queries' density, or the divergence of their posterior
+    value = Y = on = pulled = outer = None
     if C is not None:
         root_q, log_det_q = others[-1]
         white = bmm(root_q, mean)  # [S, Q, D]
+        Y = bmm(root_q.mT, white)
         value = white.square().sum((-2, -1)) + D * log_det_q
         if cost == "marginal":
-            value = 0.5 * (value + D * _count(query_mask, q) * math.log(2 * math.pi)) - key
+            value = 0.5 * (value + D * _count(query_mask, a) * math.log(2 * math.pi)) - key
+            dC = baddbmm(bmm(root_q.mT, root_q), Y, Y.mT, beta=D, alpha=-1)  # [S, Q, Q]
         else:
             explained.mul_(a).mul_(a.mT)  # E
             drawn = bmm(root_q, explained)  # [S, Q, Q]  R E
             root_v, log_det_v = factored(C - explained, "V + tau^2 I", noise)
             value = 0.5 * (value - D * (log_det_v + (drawn * root_q).sum((-2, -1))))
-    kept = (v, a, noise, scale_k, mask, query_mask, N, root_k, A, K_ok, K_qo, M, root_o, G, F, inner, Kv,
-            C, root_q, root_v, white, drawn)  # fmt: skip
-    pairs = [x for s in sets for x in s]
+            H = bmm(bmm(root_v, drawn.mT), root_q)  # [S, Q, Q]
+            dC = bmm(H.mT, H).baddbmm_(Y, Y.mT, beta=-D, alpha=-1)
+            outer = bmm(root_v.mT, H).mul_(-D * a).mul_(a.mT)  # O without diag w
+        on = dC.diagonal(dim1=-2, dim2=-1)[..., None]  # [S, Q, 1]
+        on = on.clone() if query_mask is None else on.masked_fill(~query_mask, 0.0)
+        pulls = _Pulls()
+        pulls.add_symmetric(dC.mul_(C), Q)
+        pulled = pulls.of(Q)
+    kept = (v, a, noise, scale_k, mask, query_mask, N, precision, trace, A, K_ok, K_qo, M, root_o, G, X,
+            inner, Z, power, quadratic, Y, on, pulled, outer)  # fmt: skip
     return (mean, u, key, value), (*kept, *pairs)
 
 
-def _backward(cost: Cost, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
-    """Gradients of q, k, o, v, a, sigma^2 and s_k."""
-    (v, a, noise, scale_k, mask, query_mask, N, root_k, A, K_ok, K_qo, M, root_o, G, F, inner, Kv,
-     C, root_q, root_v, white, drawn, *rest) = saved  # fmt: skip
-    sets = [_Set(*rest[i : i + 2]) for i in range(0, len(rest), 2)]
-    Q, K, *latent = sets
+def _backward(cost: Cost, scaled: bool, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
+    """Gradients of q, k, o, v, a, sigma^2 and, where it has one, s_k."""
+    (v, a, noise, scale_k, mask, query_mask, N, precision, trace, A, K_ok, K_qo, M, root_o, G, X, inner,
+     Z_k, power, quadratic, Y, on, pulled, outer, *rest) = saved  # fmt: skip
+    Q, K, *latent = (_Set(*rest[i : i + 2]) for i in range(0, len(rest), 2))
     g, w, by_key, by_cost = grads
     D, pulls = v.shape[-1], _Pulls()
     square = scale_k.square()
-    nu = noise / square
-    X = bmm(F, root_k)  # [S, Q, K]
-    OX = w[..., None] * X
-    OA = None if A is None else w[..., None] * A
     d_a = scale_k * (g * inner).sum(-1, keepdim=True)  # [S, Q, 1] what does not go through the cost
     d_noise: Tensor | float = 0.0
-    if cost != "none":
-        c = 0.5 * by_cost[:, None, None]
-        Y = bmm(root_q.mT, white)  # [S, Q, D]
+    c = 0.5 * by_cost[:, None, None] if cost != "none" else None
+    if c is not None:
         g = g + 2 * c * Y
+        d_noise = c * on.sum(-2, keepdim=True)
+        by_log = -2 * noise * c * on
         if cost == "marginal":
             by_key = by_key - by_cost
-            dC = baddbmm(bmm(root_q.mT, root_q), Y, Y.mT, beta=D, alpha=-1).mul_(c)  # [S, Q, Q]
-        else:
-            H = bmm(bmm(root_v, drawn.mT), root_q)  # [S, Q, Q]
-            dC = bmm(H.mT, H).baddbmm_(Y, Y.mT, beta=-D, alpha=-1).mul_(c)
-            by_explained = bmm(root_v.mT, H).mul_(D * c * a).mul_(a.mT)
-            OX = OX.baddbmm_(by_explained, X, alpha=-1)
-            OA = None if OA is None else OA.baddbmm_(by_explained, A, alpha=-1)
-        on = dC.diagonal(dim1=-2, dim2=-1)[..., None]  # [S, Q, 1]
-        on = on if query_mask is None else on.masked_fill(~query_mask, 0.0)
-        d_noise = on.sum(-2, keepdim=True)
-        by_log = -2 * noise * on
-        if cost == "marginal":
             by_log = by_log + 2 * c * D * (1.0 if query_mask is None else query_mask)
+        else:
+            outer = c * outer
+            outer.diagonal(dim1=-2, dim2=-1).add_(w)
         d_a = d_a + torch.where(a > 0, by_log / a, 0.0)
-        pulls.add_symmetric(dC.mul_(C), Q)
-    d_scale = (g * (a * inner)).sum((-2, -1), keepdim=True)
     g = (a * scale_k) * g  # of G v
-    dG = baddbmm(OX, g, v.mT, beta=-2)  # [S, Q, K]
+    OX = w[..., None] * X if outer is None else bmm(outer, X)  # [S, Q, K]
+    dG = baddbmm(OX, g, v.mT, beta=-2)
     dN = bmm(X.mT, OX)  # [S, K, K]
+    d_v = bmm(G.mT, g)
     if A is None:
-        d_v = bmm(G.mT, g)
         pulls.add(dG * G, Q, K)
     else:
         (o,) = latent
-        d_v = bmm(K_ok.mT, bmm(A.mT, g))
+        OA = w[..., None] * A if outer is None else bmm(outer, A)
         d_noise = d_noise - (OA * A).sum((-2, -1), keepdim=True)
         dA = baddbmm(noise * OA, dG, K_ok.mT, beta=-2)
         Z = bmm(bmm(dA, root_o.mT), root_o)  # [S, Q, K]  gradient of K_qo
@@ -458,18 +414,19 @@ def _backward(cost: Cost, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
         pulls.add(dM.mul_(M), o, o)
     # what is observed at the keys
     e = -0.5 * by_key[:, None, None]
-    dN.baddbmm_((e * D) * root_k.mT, root_k)
-    d_nu = _trace(dN, mask)
-    dN.baddbmm_(e * square * v, v.mT)
-    pulls.add_symmetric(dN.mul_(N), K)
-    d_v = d_v + 2 * e * (square * Kv + noise * v)
-    n = _count(mask, v)
-    n = n[:, None, None] if isinstance(n, Tensor) else n
-    d_noise = d_noise + e * v.square().sum((-2, -1), keepdim=True) + d_nu / square
-    d_scale = d_scale + 2 * e * (scale_k * (v * Kv).sum((-2, -1), keepdim=True) + D * n / scale_k)
-    d_scale = d_scale - 2 * d_nu * nu / scale_k
+    d_nu = _trace(dN, mask) + e * trace
+    pulls.add_symmetric(dN.addcmul_(e, precision).mul_(N), K)
+    d_v = d_v.addcmul_(2 * e, Z_k)
+    d_noise = d_noise + e * power + d_nu / square
+    d_scale = None
+    if scaled:
+        n = _count(mask, v)
+        n = n[:, None, None] if isinstance(n, Tensor) else n
+        d_scale = (g * inner).sum((-2, -1), keepdim=True) / scale_k
+        d_scale = d_scale + 2 * (e * (quadratic - noise * power + D * n) - d_nu * noise / square) / scale_k
+    by_q = pulls.of(Q) if c is None else pulls.of(Q).addcmul_(c, pulled)
     by_o = pulls.of(latent[0]) if latent else None
-    return pulls.of(Q), pulls.of(K), by_o, d_v, d_a, d_noise, d_scale
+    return by_q, pulls.of(K), by_o, d_v, d_a, d_noise, d_scale
 
 
 class _Closed(torch.autograd.Function):
@@ -477,13 +434,18 @@ class _Closed(torch.autograd.Function):
 
     @staticmethod
     @full_precision
-    def forward(ctx: Any, cost: Cost, name: str, *given: Any) -> tuple[Tensor | None, ...]:
-        each = _evenly(*given[0].shape[:2])
-        parts = [_forward(cost, name, *part) for part in _chunks(given, each)]
+    def forward(
+        ctx: Any, cost: Cost, name: str, lead: torch.Size, q: Tensor, k: Tensor, o: Tensor | None, *given: Any
+    ) -> tuple[Tensor | None, ...]:
+        # q, k and o take the gradients alone: about their centre they are among what is given
+        ctx.shapes = [None if x is None else x.shape for x in (q, k, o)]
+        ctx.scaled = ctx.needs_input_grad[9]
+        each = evenly(len(given[0]), given[1].shape[1] ** 2)
+        parts = [_forward(cost, name, *part) for part in chunked(given, each)]
         kept = [saved for _, saved in parts]
         ctx.save_for_backward(*(x for saved in kept for x in saved))
-        ctx.cost, ctx.chunks, ctx.each = cost, len(parts), each
-        return tuple(_joined(column) for column in zip(*(found for found, _ in parts), strict=True))
+        ctx.cost, ctx.lead, ctx.count, ctx.chunks, ctx.each = cost, lead, len(given), len(parts), each
+        return tuple(joined(column) for column in zip(*(found for found, _ in parts), strict=True))
 
     @staticmethod
     @once_differentiable
@@ -492,40 +454,56 @@ class _Closed(torch.autograd.Function):
         saved = ctx.saved_tensors
         width = len(saved) // ctx.chunks
         parts = [
-            _backward(ctx.cost, saved[i * width : (i + 1) * width], *part)
-            for i, part in enumerate(_chunks(grads, ctx.each))
+            _backward(ctx.cost, ctx.scaled, saved[i * width : (i + 1) * width], *part)
+            for i, part in enumerate(chunked(grads, ctx.each))
         ]
-        return None, None, *(_joined(column) for column in zip(*parts, strict=True)), None, None
+        by_q, by_k, by_o, *others = (joined(column) for column in zip(*parts, strict=True))
+        by_tokens = [
+            None if x is None else _as_given(x, ctx.lead, shape)
+            for x, shape in zip((by_q, by_k, by_o), ctx.shapes, strict=True)
+        ]
+        return None, None, None, *by_tokens, *others, *[None] * (ctx.count - len(others))
+
+
+def _as_given(x: Tensor, lead: torch.Size, shape: torch.Size) -> Tensor:
+    """A gradient [S, N, C] in the shape of its tokens."""
+    return x.view(*lead, *x.shape[1:]).sum_to_size(shape)
 
 
 class _RowSums(torch.autograd.Function):
     @staticmethod
     @full_precision
-    def forward(ctx: Any, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-        ctx.each = _evenly(*q.shape[:2])
-        parts = [_log_sums(*part) for part in _chunks((q, k, mask), ctx.each)]
-        ctx.save_for_backward(q, k, mask, *(weights for _, weights in parts))
-        return torch.cat([sums for sums, _ in parts])
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, mask: Tensor | None, lead: torch.Size, *pairs: Tensor
+    ) -> Tensor:
+        ctx.lead, ctx.each = lead, evenly(len(pairs[0]), pairs[0].shape[1] ** 2)
+        real = None if mask is None else _spread(mask, lead)
+        parts = [_log_sums(*part) for part in chunked((real, *pairs), ctx.each)]
+        ctx.save_for_backward(q, k, mask, *pairs, *(weights for _, weights in parts))
+        return torch.cat([sums for sums, _ in parts]).view(*lead, -1)
 
     @staticmethod
     @full_precision
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, mask, *weights = ctx.saved_tensors
+        q, k, mask, *rest = ctx.saved_tensors
         if torch.is_grad_enabled():  # plain operations have a second derivative
-            e = -0.5 * (q[:, :, None] - k[:, None]).square().sum(-1)  # [S, Q, K]
-            sums = (e if mask is None else e.masked_fill(~mask.mT, -torch.inf)).logsumexp(-1)
-            return *torch.autograd.grad(sums, (q, k), grads[0], create_graph=True), None
+            e = -0.5 * (q[..., :, None, :] - k[..., None, :, :]).square().sum(-1)  # [..., Q, K]
+            sums = (e if mask is None else e.masked_fill(~mask[..., None, :], -torch.inf)).logsumexp(-1)
+            return *torch.autograd.grad(sums, (q, k), grads[0], create_graph=True), *[None] * 6
+        (Q, K), weights = (_Set(*rest[i : i + 2]) for i in (0, 2)), rest[4:]
+        g = grads[0].reshape(len(Q.left), -1, 1)
         by_q, by_k = [], []
-        for (x, y, g), P in zip(_chunks((q, k, grads[0]), ctx.each), weights, strict=True):
-            E = P * g[..., None]  # [S, Q, K]
-            by_q.append(torch.bmm(E, y).sub_(g[..., None] * x))  # rows of P sum to 1
-            by_k.append(torch.bmm(E.mT, x).sub_(E.sum(-2)[..., None] * y))
-        return torch.cat(by_q), torch.cat(by_k), None
+        for (x, y, own), P in zip(chunked((Q.points, K.points, g), ctx.each), weights, strict=True):
+            E = P * own  # [S, Q, K]
+            by_q.append(bmm(E, y).addcmul_(own, x, value=-1))  # rows of P sum to 1
+            by_k.append(bmm(E.mT, x).addcmul_(E.sum(-2)[..., None], y, value=-1))
+        by_tokens = (_as_given(torch.cat(x), ctx.lead, y.shape) for x, y in ((by_q, q), (by_k, k)))
+        return *by_tokens, *[None] * 6
 
 
-def _log_sums(q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _log_sums(mask: Tensor | None, *pairs: Tensor) -> tuple[Tensor, Tensor]:
     """s [S, Q] and exp(e - s) [S, Q, K]; finite numbers where there is no key."""
-    e = _Set.of(q).exponents(_Set.of(k))
+    e = _Set(*pairs[:2]).exponents(_Set(*pairs[2:]))
     if mask is not None:
         e = e.masked_fill_(~mask.mT, torch.finfo(e.dtype).min)
     most = e.amax(-1, keepdim=True)  # [S, Q, 1]
@@ -534,18 +512,20 @@ def _log_sums(q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor
     return (most + total.log())[..., 0], P.div_(total)
 
 
-def _evenly(count: int, tokens: int) -> int:
-    """How many of so many sequences a chunk has: all about the same."""
-    most = max(1, CHUNK // tokens**2)
+def evenly(count: int, numbers: int) -> int:
+    """How many of so many sequences, whose matrices have so many numbers, a chunk has: all about the same."""
+    most = max(1, CHUNK // numbers)
     return -(-count // -(-count // most))
 
 
-def _chunks(tensors: Sequence[Tensor | None], each: int) -> Iterator[list[Any]]:
+def chunked(tensors: Sequence[Tensor | None], each: int) -> Iterator[list[Any]]:
+    """So many sequences of each tensor after the other."""
     count = next(len(x) for x in tensors if x is not None)
     for start in range(0, count, each):
         yield [None if x is None else x[start : start + each] for x in tensors]
 
 
-def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+def joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """The parts of all chunks as one tensor."""
     found = [x for x in parts if x is not None]
     return None if not found else found[0] if len(found) == 1 else torch.cat(found)

@@ -154,12 +154,14 @@ def prepare(
     scale_name: str = "scale_q",
     mask_tokens: bool = True,
     distances: bool = True,
+    look: bool = True,
 ) -> Tokens:
     """All arguments checked, converted to the computing type and masked.
 
     `scale_name` is the caller's name of `scale_q`, for errors.  `mask_tokens=False` leaves padded tokens as
     they are, for fused kernels, which mask what they read; `masked` overwrites them later.  With
-    `distances=False` tokens may lie any distance apart.
+    `distances=False` tokens may lie any distance apart, and with `look=False` their values are left to the
+    caller.
     """
     tokens = {"q": q, "k": k, "v": v} | ({} if o is None else {"o": o})
     inducing = dict(inducing or {})
@@ -189,7 +191,7 @@ def prepare(
         expected = f"log_amplitude of shape [..., {q.shape[-2]}] that broadcasts against {tuple(lead)}"
         expect(fits and broadcasts_into(log_amplitude.shape[:-1], lead), expected, log_amplitude)
         log_amplitude = keep_real(log_amplitude.to(dtype), query_mask)
-    if not checks_are_deferred(q):
+    if look and not checks_are_deferred(q):
         masks = {"q": query_mask} | dict.fromkeys(("k", "o", "v"), mask)
         real = {name: keep_rows(x, masks.get(name)) for name, x in given.items()}
         check_values(

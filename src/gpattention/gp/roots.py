@@ -49,19 +49,26 @@ def trains_on_cpu(*tensors: Tensor) -> bool:
 
 def inverse_root(M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """L^-1, the diagonal of L, and what LAPACK says of the pivots, for M [S, N, N] symmetric."""
+    root = torch.zeros_like(M)
+    info = _invert(M, root)
+    return root, root.diagonal(dim1=-2, dim2=-1).reciprocal(), info
+
+
+def _invert(M: Tensor, root: Tensor) -> Tensor:
+    """Write L^-1 below the diagonal of zeros, so that no block of it is copied into the next larger one."""
     n = M.shape[-1]
     if n <= LEAF:
         L, info = torch.linalg.cholesky_ex(M)
         eye = torch.eye(n, dtype=M.dtype, device=M.device).expand_as(L)
-        return solve_triangular(L, eye, upper=False), L.diagonal(dim1=-2, dim2=-1), info
+        root.copy_(solve_triangular(L, eye, upper=False, left=False))  # faster than from the left
+        return info
     h = n // 2 if n <= 2 * LEAF else (n // 2 + 7) // 8 * 8
-    first, d_1, info_1 = inverse_root(M[:, :h, :h])
+    first, second = root[:, :h, :h], root[:, h:, h:]
+    info = _invert(M[:, :h, :h], first)
     C = bmm(M[:, h:, :h], first.mT)  # [S, N - h, h]
-    second, d_2, info_2 = inverse_root(baddbmm(M[:, h:, h:], C, C.mT, alpha=-1))
-    whole = torch.zeros_like(M)
-    whole[:, :h, :h], whole[:, h:, h:] = first, second
-    torch.neg(bmm(second, bmm(C, first)), out=whole[:, h:, :h])
-    return whole, torch.cat([d_1, d_2], -1), info_1 + info_2
+    info = info + _invert(baddbmm(M[:, h:, h:], C, C.mT, alpha=-1), second)
+    torch.neg(bmm(second, bmm(C, first)), out=root[:, h:, :h])
+    return info
 
 
 def factored(M: Tensor, name: str, noise: Tensor | float) -> tuple[Tensor, Tensor]:
@@ -74,11 +81,16 @@ def factored(M: Tensor, name: str, noise: Tensor | float) -> tuple[Tensor, Tenso
     return root, 2 * pivots.log().sum(-1)
 
 
-def factored_together(*given: tuple[Tensor, str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """`factored` of each, those of one size in one batch: LAPACK's calls cost as much as small matrices."""
+def factored_together(
+    *given: tuple[Tensor, str, Tensor], stacked: Tensor | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """`factored` of each, those of one size in one batch: LAPACK's calls cost as much as small matrices.
+
+    `stacked` are the matrices one after the other, where they lie so in memory.
+    """
     if len({M.shape for M, _, _ in given}) > 1:
         return [factored(*each) for each in given]
-    root, pivots, info = inverse_root(torch.cat([M for M, _, _ in given]))
+    root, pivots, info = inverse_root(torch.cat([M for M, _, _ in given]) if stacked is None else stacked)
     if bool((info != 0).any()):
         return [factored(*each) for each in given]
     log_det = 2 * pivots.log().sum(-1)

@@ -22,6 +22,7 @@ Row sums are those of kappa(q, k), which are positive; the sums of the CGP surro
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -33,6 +34,7 @@ from gpattention.gp.direct import UnitDirect, UnitProcess, prior_draw, real_key_
 from gpattention.gp.inputs import (
     Scalar,
     check_delta,
+    check_positive,
     expanded,
     expect,
     keep_real,
@@ -43,8 +45,8 @@ from gpattention.gp.inputs import (
 )
 from gpattention.gp.kernels import log_kappa, softmax_attention
 from gpattention.gp.posterior import Posterior, Source, lowrank_root
-from gpattention.gp.roots import Root
-from gpattention.gp.sparse import features, inducing_root, similarities
+from gpattention.gp.roots import Root, trains_on_cpu
+from gpattention.gp.sparse import UnitFeatures, inducing_root, similarities, whitened_features
 from gpattention.numerics import Tokens, full_precision, kept
 from gpattention.ops import check_group, sum_over_shards, why_not_fused
 from gpattention.ops.exact import fused_row_log_amplitude
@@ -253,8 +255,8 @@ class SoftmaxPosterior(UnitDirect):
         """L_l, Phi_q = kappa_ql L_l^-T and L_B (section 10).  [..., l, l], [..., Q, l], [..., l, l]"""
         p = self._given
         root = inducing_root(inducing, self._delta, Root)
-        phi_q = features(p.q, inducing, root, p.query_mask)
-        phi_k = features(p.k, inducing, root, p.mask)  # [..., K, l]
+        phi_q = whitened_features(p.q, inducing, root, p.query_mask)
+        phi_k = whitened_features(p.k, inducing, root, p.mask)  # [..., K, l]
         return root.lower(), phi_q, lowrank_root(phi_k.mT @ phi_k, p.noise, "Phi_k^T Phi_k")
 
     @full_precision
@@ -351,16 +353,22 @@ def row_log_amplitude(
         ValueError: an argument does not fit the others, or is out of its range.
         NumericalError: tokens are not finite or too far apart.
     """
-    t = prepare(
-        q, k, k, noise=1.0, scale_q=scale, mask=mask, query_mask=query_mask, causal=causal,
+    checked = partial(
+        prepare, q, k, k, noise=1.0, scale_q=scale, mask=mask, query_mask=query_mask, causal=causal,
         scale_name="scale", mask_tokens=False,
     )  # fmt: skip
+    # the closed form finds what is not finite, or far away, in float32 for itself
+    closes = not causal and q.dtype == torch.float32 and trains_on_cpu(q, k)
+    t = checked(look=not closes)
     sizes = {"tokens": max(t.q.shape[-2], t.k.shape[-2]), "channels": t.q.shape[-1]}
     if not causal and why_not_fused(t.q, **sizes) is None:
         return fused_row_log_amplitude(t, max_log_amplitude)
     t = masked(t)
     log_sum = None if causal else closed_log_row_sums(t)
+    if closes:
+        check_positive("scale", t.scale_q)
     if log_sum is None:
+        t = masked(checked()) if closes else t
         log_sum = log_sum_exp(t.q, t.k, mask=t.mask, causal=causal, logits=log_kappa)
     # a query that sees no key has no row sum: amplitude 1 leaves it the prior
     return _finish(t.scale_q[..., 0].log() - log_sum, sees_a_key(t, causal), max_log_amplitude)
@@ -379,6 +387,7 @@ def sparse_row_log_amplitude(
     delta: float = 1e-6,
     max_log_amplitude: float | None = None,
     group: "ProcessGroup | None" = None,
+    features: UnitFeatures | None = None,
 ) -> Tensor:
     """Eq. 25 from the Nystrom estimate of the row sums, clamped at `floor` (section 13).
 
@@ -397,6 +406,8 @@ def sparse_row_log_amplitude(
         group: the processes that share the tokens, as in `scgp_posterior`: the row sums run over the keys of
             all.  Their l numbers take an all-reduce of their own each way: the sums of the posterior need the
             amplitudes already.
+        features: those of the same tokens, where a CPU's training step has them already; tokens are not
+            checked again then.
 
     Returns:
         [..., Q]; 0 at padded queries.
@@ -409,6 +420,10 @@ def sparse_row_log_amplitude(
     if not floor > 0:
         raise ValueError(f"expected floor > 0, got {floor}")
     check_delta(delta)
+    if features is not None:
+        scale = torch.as_tensor(scale, dtype=q.dtype)[..., None]  # [..., 1]
+        log_amplitude = scale.log() - features.row_sums().clamp_min(floor).log()
+        return _finish(log_amplitude, query_mask, max_log_amplitude)
     t = prepare(
         q, k, k, inducing={"inducing": inducing}, noise=1.0, scale_q=scale, mask=mask,
         query_mask=query_mask, scale_name="scale", mask_tokens=False,

@@ -45,11 +45,12 @@ from torch import Generator, Tensor
 from torch.linalg import solve_triangular
 
 from gpattention.checks import check_choice, check_count
-from gpattention.gp.closed import closed_features
+from gpattention.gp.closed_sparse import SparseCost, closed_features, closed_sparse
 from gpattention.gp.inputs import (
     Scalar,
     check_delta,
     expanded,
+    fill_rows,
     keep_real,
     keep_rows,
     masked,
@@ -65,11 +66,12 @@ from gpattention.gp.posterior import (
     lowrank_log_density,
     lowrank_root,
 )
-from gpattention.gp.roots import InvertedRoot, Root
+from gpattention.gp.roots import InvertedRoot, Root, trains_on_cpu
 from gpattention.numerics import (
     Tokens,
     broadcast,
     cholesky,
+    compute_dtype,
     full_precision,
     kept,
     once_differentiable,
@@ -106,14 +108,45 @@ def inducing_root(m: Tensor, delta: float, kind: Callable[..., Root] = Root.of) 
 
 def similarities(x: Tensor, m: Tensor) -> Tensor:
     """kappa(x, m).  [..., N, m]"""
-    K = closed_features(x, m)
-    return cross_gram(x, m) if K is None else K
+    K = closed_features(m, None, x)
+    return cross_gram(x, m) if K is None else K[0].transpose(0, 1)
 
 
-def features(x: Tensor, m: Tensor, L: Root, mask: Tensor | None) -> Tensor:
+def whitened_features(x: Tensor, m: Tensor, L: Root, mask: Tensor | None) -> Tensor:
     """Whitened inducing features kappa(x, m) L^-T, zero at padded tokens.  [..., N, m]"""
-    phi = closed_features(x, m, L.inverse) if isinstance(L, InvertedRoot) else None
-    return keep_rows(L.white_rows(cross_gram(x, m)) if phi is None else phi, mask)
+    phi = closed_features(m, L.inverse, x) if isinstance(L, InvertedRoot) else None
+    return keep_rows(L.white_rows(cross_gram(x, m)) if phi is None else phi[0].transpose(0, 1), mask)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitFeatures:
+    """Whitened features of a CPU's training step, which row sums and posterior share; 0 at padded tokens."""
+
+    q: Tensor  # [H, B, Q, m]
+    k: Tensor  # [H, B, K, m]
+    o: Tensor  # [H, B, K, m]
+
+    @classmethod
+    def of(
+        cls, q: Tensor, k: Tensor, o: Tensor, m: Tensor, mask: Tensor | None, query_mask: Tensor | None,
+        delta: float = 1e-6,
+    ) -> "UnitFeatures | None":  # fmt: skip
+        """Features of tokens [B, H, N, C] for one set of inducing inputs [H, m, C]; None off that step."""
+        if not trains_on_cpu(q, k, o, m) or compute_dtype(m.dtype) != m.dtype:
+            return None
+        L = inducing_root(m, delta)
+        masks = (query_mask, mask, mask)
+        about = m.detach().mean(-2, keepdim=True)  # padding may hold anything
+        tokens = (fill_rows(x, about, own) for x, own in zip((q, k, o), masks, strict=True))
+        found = closed_features(m, L.inverse, *tokens) if isinstance(L, InvertedRoot) else None
+        if found is None:
+            return None
+        real = (None if own is None else own.transpose(0, 1) for own in masks)
+        return cls(*(keep_rows(phi, own) for phi, own in zip(found, real, strict=True)))
+
+    def row_sums(self) -> Tensor:
+        """kappa(q, m) (K_mm + delta I)^-1 sum_j kappa(m, k_j).  [B, H, Q]"""
+        return (self.q @ self.k.sum(-2)[..., None])[..., 0].transpose(0, 1)
 
 
 def missed_variance(t: Tokens, Phi_q: Tensor) -> Tensor:
@@ -123,6 +156,17 @@ def missed_variance(t: Tokens, Phi_q: Tensor) -> Tensor:
     # never negative but for rounding, since K_mm + delta I >= K_mm: lifted in value, with its own gradient
     missed = missed + (-missed).clamp_min(0.0).detach()
     return keep_real(missed, t.query_mask)
+
+
+def own_variance(t: Tokens, kind: SparseKind, Phi_q: Tensor) -> Tensor | None:
+    """What is each query's alone: sigma^2 and what the inducing values miss.  [..., Q]"""
+    noise = None
+    if kind.include_noise:
+        noise = keep_real(t.noise[..., 0].expand(*Phi_q.shape[:-1]), t.query_mask)
+    if kind.conditional == "deterministic":
+        return noise
+    missed = missed_variance(t, Phi_q)
+    return missed if noise is None else missed + noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +298,7 @@ def scgp_posterior(
     delta: float = 1e-6,
     group: "ProcessGroup | None" = None,
     objectives: Collection[FusedObjective] | None = None,
+    features: UnitFeatures | None = None,
 ) -> "SCGPPosterior":
     """Sparse CGP prediction through inducing inputs m (z_q | z_o) and l (z_o | z_k) (eq. 15).
 
@@ -283,6 +328,7 @@ def scgp_posterior(
             and one in the backward pass.  Each process then has the posterior of its own queries.
         objectives: which of "dtc" and "kl" will be asked of the posterior: fused kernels compute these with
             the mean, which is cheaper.  None announces both where gradients are recorded.
+        features: those of the same tokens, where a CPU's training step has them already.
 
     Returns:
         The posterior of every query.
@@ -307,7 +353,13 @@ def scgp_posterior(
     if not hidden and why_not_fused_sparse(t) is None:
         both: tuple[FusedObjective, ...] = ("dtc", "kl") if torch.is_grad_enabled() else ()
         return FusedSCGPPosterior(t, kind, both if objectives is None else objectives)
-    return SCGPPosterior(masked(t), kind)
+    t = masked(t)
+    if group is None and inducing_k is None and objectives is not None and len(objectives) < 2:
+        if features is None:
+            features = UnitFeatures.of(t.q, t.k, t.latent, t.inducing[0], t.mask, t.query_mask, delta)
+        if features is not None:
+            return ClosedSCGPPosterior(t, kind, objectives, features)
+    return SCGPPosterior(t, kind)
 
 
 class SCGPPosterior(Posterior):
@@ -325,10 +377,10 @@ class SCGPPosterior(Posterior):
         self.L_m = inducing_root(m, delta)  # [..., m, m]
         self.L_l = self.L_m if l is m else inducing_root(l, delta)  # [..., l, l]
         o = t.latent
-        self.Phi_q = t.amplify(features(t.q, m, self.L_m, t.query_mask))  # [..., Q, m]
-        self.Phi_o = features(o, m, self.L_m, t.mask)  # [..., K, m]
-        self.Psi_o = self.Phi_o if l is m else features(o, l, self.L_l, t.mask)  # [..., K, l]
-        self.Psi_k = t.scale_k * features(t.k, l, self.L_l, t.mask)  # [..., K, l]
+        self.Phi_q = t.amplify(whitened_features(t.q, m, self.L_m, t.query_mask))  # [..., Q, m]
+        self.Phi_o = whitened_features(o, m, self.L_m, t.mask)  # [..., K, m]
+        self.Psi_o = self.Phi_o if l is m else whitened_features(o, l, self.L_l, t.mask)  # [..., K, l]
+        self.Psi_k = t.scale_k * whitened_features(t.k, l, self.L_l, t.mask)  # [..., K, l]
         Phi_oo = self.Phi_o.mT @ self.Phi_o  # [..., m, m]
         crossed = Phi_oo if l is m else self.Psi_o.mT @ self.Phi_o  # [..., l, m]
         self.sums = TokenSums(Phi_oo, self.Psi_k.mT @ self.Psi_k, crossed, self.Psi_k.mT @ t.v)
@@ -375,14 +427,7 @@ class SCGPPosterior(Posterior):
         return signal if own is None else signal + own
 
     def _own_variance(self) -> Tensor | None:
-        """What is each query's alone: sigma^2 and what the inducing values miss.  [..., Q]"""
-        noise = None
-        if self.kind.include_noise:
-            noise = keep_real(self.t.noise[..., 0].expand(*self._mean.shape[:-1]), self.t.query_mask)
-        if self.kind.conditional == "deterministic":
-            return noise
-        missed = missed_variance(self.t, self.Phi_q)
-        return missed if noise is None else missed + noise
+        return own_variance(self.t, self.kind, self.Phi_q)
 
     def _prior_stddev(self) -> Tensor:
         """Of the prior Phi_q Phi_q^T of the sparse model, with what is each query's alone."""
@@ -592,6 +637,57 @@ class FusedSCGPPosterior(SCGPPosterior):
 
     def _joint_deviation(self, n: int, generator: Source) -> Tensor:
         return self.plain._joint_deviation(n, generator)
+
+
+class ClosedSCGPPosterior(FusedSCGPPosterior):
+    """The same from closed forms, in a CPU's training step.
+
+    Args:
+        t: checked and masked inputs.
+        kind: which sparse model it is.
+        objectives: what is computed with the mean, one at most.
+        features: of the tokens.
+    """
+
+    def __init__(
+        self, t: Tokens, kind: SparseKind, objectives: Collection[FusedObjective], features: UnitFeatures
+    ) -> None:
+        self._unit = features
+        super().__init__(t, kind, objectives)
+        del self._kept__variance  # whose share of each query alone is added when it is asked for
+
+    @full_precision
+    def _raw_variance(self) -> Tensor:
+        Phi_q = self._unit.q.transpose(0, 1)
+        if self.kind.conditional == "independent":
+            Phi_q = self.t.amplify(Phi_q)
+        own, signal = own_variance(self.t, self.kind, Phi_q), self._moments.variance
+        return signal if own is None else signal + own
+
+    def _compute(self, objectives: Collection[FusedObjective]) -> SparseMoments:
+        t, Phi, D = self.t, self._unit, self.t.v.shape[-1]
+        cost: SparseCost = next(iter(objectives), "none")
+        B, H = t.q.shape[:2]
+
+        def by_heads(x: Tensor) -> Tensor:  # [..., N, X] as [H, B, N, X]
+            return x.expand(B, H, *x.shape[-2:]).transpose(0, 1)
+
+        a = t.amplify(t.q.new_ones(1, 1))  # [..., Q, 1]
+        found = closed_sparse(
+            Phi.q, Phi.o, by_heads(t.scale_k) * Phi.k, by_heads(t.v), by_heads(a)[..., 0], by_heads(t.noise),
+            dual=self.kind.values == "dual", cost=cost,
+        )  # fmt: skip
+        assert found is not None  # as the features were
+        mean, signal, query, key, kl = (None if x is None else x.transpose(0, 1) for x in found)
+        if query is not None and key is not None:
+            constant = (2 * math.pi * t.noise[..., 0, 0]).log()
+            query, key = (
+                -0.5 * (x + D * real * constant)
+                for x, real in ((query, t.real_queries()), (key, t.real_keys()))
+            )
+        assert mean is not None
+        assert signal is not None
+        return SparseMoments(mean, signal, query, key, kl)
 
 
 def bound(square: Tensor, traces: Tensor, D: int, noise: Tensor, real: Tensor) -> Tensor:
