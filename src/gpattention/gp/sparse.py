@@ -127,13 +127,15 @@ class UnitFeatures:
     o: Tensor  # [H, B, K, m]
 
     @classmethod
+    @full_precision
     def of(
         cls, q: Tensor, k: Tensor, o: Tensor, m: Tensor, mask: Tensor | None, query_mask: Tensor | None,
         delta: float = 1e-6,
     ) -> "UnitFeatures | None":  # fmt: skip
         """Features of tokens [B, H, N, C] for one set of inducing inputs [H, m, C]; None off that step."""
-        if not trains_on_cpu(q, k, o, m) or compute_dtype(m.dtype) != m.dtype:
-            return None
+        dtype = compute_dtype(m.dtype)
+        if not trains_on_cpu(q, k, o, m) or any(x.dtype != dtype for x in (q, k, o, m)):
+            return None  # autocast may give tokens of another type
         L = inducing_root(m, delta)
         masks = (query_mask, mask, mask)
         about = m.detach().mean(-2, keepdim=True)  # padding may hold anything
