@@ -23,6 +23,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from gpattention.numerics import Tokens, broadcast, checks_are_deferred, report_failures
+from gpattention.ops.draws import draw_with_lead, noise_of_draw, with_draw
 from gpattention.ops.launching import counter_for, kernels_of
 from gpattention.ops.layout import (
     Arrays,
@@ -424,6 +425,7 @@ class SparseMoments(NamedTuple):
         kl: eq. 24.  [...]
         real_keys: under a group, of all processes, where an objective was asked for.  [...]
         real_queries: likewise.  [...]
+        draw: one of every token, if it was asked for.  [1, ..., Q, D]
     """
 
     mean: Tensor
@@ -433,6 +435,7 @@ class SparseMoments(NamedTuple):
     kl: Tensor | None
     real_keys: Tensor | None = None
     real_queries: Tensor | None = None
+    draw: Tensor | None = None
 
 
 def why_not_fused_sparse(t: Tokens) -> str | None:
@@ -448,12 +451,13 @@ def why_not_fused_sparse(t: Tokens) -> str | None:
     return why_not_fused_on(t.q.device, t.q.dtype, channels=channels, inducing=inducing)
 
 
-def fused_scgp(t: Tokens, options: Options) -> SparseMoments:
+def fused_scgp(t: Tokens, options: Options, *, draw: bool = False) -> SparseMoments:
     """Mean and variance (eq. 15) of the sparse model, and the objectives asked for.
 
     Args:
         t: checked inputs, which need not be masked nor centred.
         options: which model, and what is wanted of it.
+        draw: whether to draw every token once, with numbers of torch's own generator; not under a group.
 
     Returns:
         The moments.
@@ -463,15 +467,20 @@ def fused_scgp(t: Tokens, options: Options) -> SparseMoments:
     """
     lead = broadcast(*(x.shape[:-2] for x in (t.q, t.k, t.latent, t.v, *t.inducing)))
     m, l = t.inducing[0], t.inducing[-1]  # noqa: E741 - the paper's letter
-    mean, variance, query, key, kl, counts = _SCGP(
+    found = (_DRAWN_SCGP if draw else _SCGP)(
         *(matrices(x, lead) for x in (t.q, t.k, t.latent, t.v)),
         *_points(m, l, lead),
         *(per_head(x, lead) for x in (t.noise, t.scale_q, t.scale_k)),
         *(vectors(x, lead) for x in (t.log_amplitude, t.mask, t.query_mask)),
-        *options,
+        *options[:-1],
+        *([noise_of_draw(t.q, t.v, lead)] if draw else []),
+        options.group,
     )
+    drawn = draw_with_lead(found[0], lead) if draw else None
+    mean, variance, query, key, kl, counts = found[draw:]
     numbers = (None, None) if counts is None else counts.detach().unbind(-1)
-    return SparseMoments(*(with_lead(x, lead) for x in (mean, variance, query, key, kl, *numbers)))
+    moments = SparseMoments(*(with_lead(x, lead) for x in (mean, variance, query, key, kl, *numbers)))
+    return moments._replace(draw=drawn)
 
 
 def _points(m: Tensor, l: Tensor, lead: torch.Size) -> tuple[Tensor, Tensor | None]:  # noqa: E741
@@ -648,6 +657,7 @@ _PARAMETERS = ("noise", "scale_q", "scale_k")
 _SCGP = Fused(
     "scgp", _scgp, ("mean", "variance", "query", "key", "divergence", "counts"), _scgp_backward,
     together=_PARAMETERS)  # fmt: skip
+_DRAWN_SCGP = with_draw(_SCGP, "variance", squared=True)
 
 
 def fused_sparse_row_sum(t: Tokens, delta: float) -> Tensor:
