@@ -235,12 +235,29 @@ def with_draw(model: Fused, spread: str, *, squared: bool) -> Fused:
 
 
 def noise_of_draw(q: Tensor, v: Tensor, lead: Sequence[int]) -> Tensor:
-    """Noise of one draw at queries [..., Q, C] of values [..., K, D].  [1, B, H, Q, D]"""
+    """What `with_draw` takes, from torch's own generator.
+
+    Args:
+        q: queries.  [..., Q, C]
+        v: values.  [..., K, D]
+        lead: the leading axes that became B and H.
+
+    Returns:
+        [1, B, H, Q, D].
+    """
     return torch.randn((1, *as_two(lead), q.shape[-2], v.shape[-1]), dtype=q.dtype, device=q.device)
 
 
 def draw_with_lead(draw: Tensor, lead: Sequence[int]) -> Tensor:
-    """[1, B, H, Q, D] with the leading axes again that became B and H."""
+    """A draw with the leading axes again that became B and H.
+
+    Args:
+        draw: [1, B, H, Q, D].
+        lead: these axes.
+
+    Returns:
+        [1, ..., Q, D].
+    """
     return draw if len(lead) == 2 else draw.reshape(1, *lead, *draw.shape[-2:])
 
 
