@@ -20,10 +20,10 @@ pytest.importorskip("triton")
 KINDS = {
     "softmax": {"attention"},
     "kernel": {"attention"},
-    "direct": {"row_log_amplitude", "direct", "draw"},
-    "cgp": {"row_log_amplitude", "cgp", "draw"},
-    "scgp": {"sparse_row_sum", "scgp", "draw"},
-    "sgpa": {"triangle", "sgpa", "draw"},
+    "direct": {"row_log_amplitude", "direct_draw"},
+    "cgp": {"row_log_amplitude", "cgp_draw"},
+    "scgp": {"sparse_row_sum", "scgp_draw"},
+    "sgpa": {"triangle", "sgpa_draw"},
     "softmax-gp": {"draw"},  # torch's own kernels attend
 }
 OPTIONS = {"scgp": {"num_inducing": 3}, "sgpa": {"num_inducing": 3}}
@@ -91,6 +91,57 @@ def test_compiled_graphs_of_every_kind_hold_the_operators(kind: str) -> None:
     assert names == {name for name in seen if name.startswith("gpattention.") and "count" not in name}
     for one, other in zip(eager, compiled, strict=True):
         assert float((one - other).norm()) < 1e-4 * max(float(one.norm()), 1.0)
+
+
+DRAWN = ["direct", "cgp", "scgp", "sgpa"]
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+@pytest.mark.parametrize("options", [{"samples": 2}, {"generator": gp.ItemNoise(0, *[torch.arange(2)] * 2)}])
+def test_other_draws_are_operators_of_their_own(kind: str, options: dict[str, Any]) -> None:
+    attention, x = made(kind)
+    seen: set[str] = set()
+
+    def look(graph: torch.fx.GraphModule, inputs: object) -> Any:
+        seen.update(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return make_boxed_func(graph.forward)
+
+    with torch.no_grad():
+        compiled = torch.compile(attention, fullgraph=True, backend=aot_autograd(fw_compiler=look))
+        compiled(x, draw="independent", **options)
+    assert {f"gpattention.{kind}.default", "gpattention.draw.default"} <= seen
+    assert not any("_draw." in name for name in seen)
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("kind", DRAWN)
+def test_a_draw_made_with_the_moments_is_the_one_made_after_them(kind: str, together: bool) -> None:
+    """Values have the same bits, and gradients of draw, mean, variance and cost add up."""
+    s = sample(2, 1, queries=4, keys=4, dtype=torch.float32)
+    names = ("q", "v", "k", "v") if kind == "sgpa" else ("q", "k", "v") if kind == "direct" else "qkov"
+
+    def found(with_draw: bool) -> list[Tensor]:
+        tensors = [getattr(s, name).clone().requires_grad_() for name in names]
+        torch.manual_seed(0)
+        if kind == "sgpa":
+            m = tensors[2][0, :, :2], tensors[3][0, :, :2]
+            factors = torch.eye(2).expand(1, s.v.shape[-1], 2, 2).contiguous()
+            p: Any = gp.sgpa_posterior(*tensors[:2], *m, factors, with_variance=True, with_draw=with_draw)
+        elif kind == "scgp":
+            p = gp.scgp_posterior(*tensors, s.k[0, :, :3], noise=0.1, objectives=("kl",), with_draw=with_draw)
+        else:
+            make = gp.cgp_posterior if kind == "cgp" else gp.direct_posterior
+            p = make(*tensors, noise=0.1, with_variance=True, with_cost="kl", with_draw=with_draw)
+        draw = p.sample()
+        values = [draw, p.mean, p.variance, p.kl()] if together else [draw]
+        loss = sum((x * (1 + torch.arange(x.numel()).view(x.shape))).sum() for x in values)
+        gradients = torch.autograd.grad(loss, tensors, allow_unused=True)
+        assert not torch.equal(p.sample(), draw)
+        return [*values, *(x for x in gradients if x is not None)]
+
+    for one, other in zip(found(True), found(False), strict=True):
+        assert torch.allclose(one, other, rtol=1e-6, atol=1e-6 * float(other.detach().abs().max()))
+    assert torch.equal(found(True)[0], found(False)[0])
 
 
 @pytest.mark.parametrize("name", ["cgp", "scgp", "sgpa", "attention", "draw", "numbers"])

@@ -30,6 +30,7 @@ from gpattention.checks import check_choice, check_count, check_tensor, nearest,
 from gpattention.gp import LogDensity, Posterior, keep_rows
 from gpattention.gp.posterior import Source as Source  # for kinds in other rooms
 from gpattention.numerics import autocast_is_on, checked_once
+from gpattention.ops.draws import draws_fit
 
 Draw = Literal["none", "independent", "joint"]
 DRAWS: tuple[Draw, ...] = ("none", "independent", "joint")
@@ -82,6 +83,7 @@ class Heads:
         query_mask: [B, 1, Q]
         inducing: [H, m, E], for kinds that take inducing inputs from outside.
         ready: projections that were made together, [B, N, E] each.
+        one_draw: whether the posterior is to make one independent draw with its moments.
     """
 
     queries: Tensor
@@ -91,6 +93,7 @@ class Heads:
     query_mask: Tensor | None
     inducing: Tensor | None
     ready: Mapping[str, Tensor] = field(default_factory=dict)
+    one_draw: bool = False
 
     def one_mask(self, kind: str) -> Tensor | None:
         """The common mask of queries and keys, for models with only one.  [B, 1, N]"""
@@ -248,6 +251,10 @@ class Attention(nn.Module):
         finish: bool,
     ) -> AttentionOutput:
         wanted = draw != "none" or "variance" in need
+        # one operator for both: eager code asks for no operator
+        if torch.compiler.is_compiling() and draw == "independent" and samples == 1 and generator is None:
+            shape = torch.Size((1, *heads.v.shape[:2], heads.queries.shape[1], self.head_dim))
+            heads = replace(heads, one_draw=draws_fit(shape))
         posterior = self._posterior(heads, with_variance=wanted) if self.draws else None
         if posterior is None:
             mean = self._mean(heads)  # [B, H, Q, D]

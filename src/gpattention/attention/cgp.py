@@ -75,7 +75,7 @@ class CGPAttention(GaussianAttention):
             options.pop("query_mask")
             return causal_cgp_posterior(q, k, o, v, **options)
         options |= {"with_variance": with_variance, "with_cost": self._announced()}
-        return cgp_posterior(q, k, o, v, **options)
+        return cgp_posterior(q, k, o, v, with_draw=heads.one_draw, **options)
 
     def _announced(self) -> Cost:
         papers = self.regularizer == "marginal" and self.latent_prior != "noisy"

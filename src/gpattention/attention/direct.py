@@ -33,8 +33,9 @@ class DirectAttention(GaussianAttention):
         q, k = self._projected(heads)
         v, options = self._amplitudes(q, k, heads, causal=self.causal)
         return direct_posterior(
-            q, k, v, causal=self.causal, with_variance=with_variance, with_cost=self._announced(), **options
-        )
+            q, k, v, causal=self.causal, with_variance=with_variance, with_cost=self._announced(),
+            with_draw=heads.one_draw, **options,
+        )  # fmt: skip
 
     def _log_density(self, heads: Heads, posterior: Posterior) -> LogDensity:
         if self.causal:  # of rows that see all keys: the others share no one density

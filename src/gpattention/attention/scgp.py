@@ -242,7 +242,7 @@ class SCGPAttention(GaussianAttention):
         q, k, o = *self._projected(heads), self._projection("latent", heads)
         v, options = self._amplitudes(q, k, heads, causal=False)
         options |= {"with_variance": with_variance, "with_cost": self._announced()}
-        return cgp_posterior(q, k, o, v, **options)
+        return cgp_posterior(q, k, o, v, with_draw=heads.one_draw, **options)
 
     def _announced(self) -> Cost:
         return EXACT_COSTS.get(self.regularizer, "none") if self.training else "none"
@@ -255,7 +255,7 @@ class SCGPAttention(GaussianAttention):
         with recomputed(heads.ready):
             return scgp_posterior(
                 *tensors, include_noise=self.include_noise, conditional=self.conditional,
-                objectives=announced, **options,
+                objectives=announced, with_draw=heads.one_draw, **options,
             )  # fmt: skip
 
     def _regularizer(self, heads: Heads, posterior: Posterior, generator: Source) -> Tensor:

@@ -142,7 +142,10 @@ class SGPAAttention(Attention):
         return {"kernel": self._kernel(), "jitter": self.jitter, "mask": heads.one_mask("'sgpa'")}
 
     def _posterior(self, heads: Heads, *, with_variance: bool = False) -> Posterior:
-        return sgpa_posterior(*self._arguments(heads), **self._options(heads), with_variance=with_variance)
+        return sgpa_posterior(
+            *self._arguments(heads), **self._options(heads), with_variance=with_variance,
+            with_draw=heads.one_draw,
+        )  # fmt: skip
 
     def _regularizer(self, heads: Heads, posterior: Posterior, generator: Source) -> Tensor:
         kl = posterior.kl()  # [B, H]

@@ -132,6 +132,7 @@ def cgp_posterior(
     log_amplitude: Tensor | None = None,  # [..., Q]
     with_variance: bool = False,
     with_cost: Cost = "none",
+    with_draw: bool = False,
 ) -> "CGPPosterior":
     """p(z_q | z_k = M_k V) through the latent inputs o (eq. 4-6).
 
@@ -149,6 +150,7 @@ def cgp_posterior(
         with_variance: announces that the variance will be asked for, and computes it with the mean, which is
             cheaper than when it is asked for.
         with_cost: announces the regulariser "marginal" (eq. 10) or "kl" (eq. 23) to fused kernels, likewise.
+        with_draw: announces one independent draw with torch's own numbers, which fused kernels then make.
 
     Returns:
         The posterior of every query.
@@ -162,7 +164,7 @@ def cgp_posterior(
         q, k, v, o=o, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
         query_mask=query_mask, log_amplitude=log_amplitude, mask_tokens=False,
     )  # fmt: skip
-    return CGPPosterior(t, with_variance=with_variance, with_cost=with_cost)
+    return CGPPosterior(t, with_variance=with_variance, with_cost=with_cost, with_draw=with_draw)
 
 
 CGPObjective = Literal["marginal", "jensen", "monte_carlo", "joint"]
@@ -178,12 +180,13 @@ class CGPPosterior(ExactPosterior):
         t: checked inputs.
         with_variance: whether the variance will be asked for.
         with_cost: the regulariser that will be asked for.
+        with_draw: whether one draw will be asked for.
     """
 
     query_covariance = QUERY_COVARIANCE
 
-    def _run_fused(self, with_variance: bool, cost: Cost) -> Moments:
-        return fused_cgp(self.given, with_variance=with_variance, cost=cost)
+    def _run_fused(self, with_variance: bool, cost: Cost, *, draw: bool = False) -> Moments:
+        return fused_cgp(self.given, with_variance=with_variance, cost=cost, draw=draw)
 
     def _plain_mean(self, with_variance: bool) -> Tensor:
         t = self.t

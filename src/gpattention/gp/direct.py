@@ -193,18 +193,22 @@ class ExactPosterior(Posterior):
         t: checked inputs as they came; the kernels mask what they read.
         with_variance: whether the variance will be asked for.
         with_cost: the regulariser that will be asked for, "marginal" (eq. 10) or "kl" (eq. 23).
+        with_draw: whether one draw will be asked for.
     """
 
     query_covariance: ClassVar[str]  # what errors call K_q + tau^2 I
     _may_close = True  # whether the closed forms know this process
 
-    def __init__(self, t: Tokens, *, with_variance: bool = False, with_cost: Cost = "none") -> None:
+    def __init__(
+        self, t: Tokens, *, with_variance: bool = False, with_cost: Cost = "none", with_draw: bool = False
+    ) -> None:
         self.given, self._cost = t, with_cost
         self._fused: Moments | None = None
         self._closed: ClosedMoments | None = None
         if self.why_not_fused() is None:
-            self._fused = self._run_fused(with_variance, with_cost)
+            self._fused = self._run_fused(with_variance, with_cost, draw=with_draw)
             super().__init__(self._fused.mean, None, t.dtype)
+            self._announced_draw = self._fused.draw
             self._query_mask = t.query_mask
             return
         if (with_variance or with_cost != "none") and self._may_close:
@@ -213,7 +217,7 @@ class ExactPosterior(Posterior):
         mean = self._plain_mean(with_variance) if self._closed is None else self._closed.mean
         super().__init__(mean, t.query_mask, t.dtype)
 
-    def _run_fused(self, with_variance: bool, cost: Cost) -> Moments:
+    def _run_fused(self, with_variance: bool, cost: Cost, *, draw: bool = False) -> Moments:
         raise NotImplementedError
 
     def _plain_mean(self, with_variance: bool) -> Tensor:
@@ -330,14 +334,15 @@ class DirectPosterior(ExactPosterior, UnitDirect):
     query_covariance = PRIOR_COVARIANCE
 
     def __init__(
-        self, t: Tokens, *, causal: bool = False, with_variance: bool = False, with_cost: Cost = "none"
-    ) -> None:
+        self, t: Tokens, *, causal: bool = False, with_variance: bool = False, with_cost: Cost = "none",
+        with_draw: bool = False,
+    ) -> None:  # fmt: skip
         self._causal = causal
         self._may_close = not causal
-        super().__init__(t, with_variance=with_variance, with_cost=with_cost)
+        super().__init__(t, with_variance=with_variance, with_cost=with_cost, with_draw=with_draw)
 
-    def _run_fused(self, with_variance: bool, cost: Cost) -> Moments:
-        return fused_direct(self.given, with_variance=with_variance, cost=cost)
+    def _run_fused(self, with_variance: bool, cost: Cost, *, draw: bool = False) -> Moments:
+        return fused_direct(self.given, with_variance=with_variance, cost=cost, draw=draw)
 
     def _plain_mean(self, with_variance: bool) -> Tensor:
         return direct_weights(self.t, causal=self._causal) @ self.t.v  # eq. 2
@@ -433,6 +438,7 @@ def direct_posterior(
     causal: bool = False,
     with_variance: bool = False,
     with_cost: Cost = "none",
+    with_draw: bool = False,
 ) -> DirectPosterior:
     """Kernel attention K_qk V with its exact GP covariance (eq. 2); the mean needs no solve.
 
@@ -451,6 +457,7 @@ def direct_posterior(
         causal: row i sees keys up to i only; then only per-row variances are defined.
         with_variance: announces that the variance will be asked for: fused kernels compute it with the mean.
         with_cost: announces the regulariser "marginal" or "kl" likewise.
+        with_draw: announces one independent draw with torch's own numbers, which fused kernels then make.
 
     Returns:
         The posterior of every query.
@@ -464,7 +471,9 @@ def direct_posterior(
         q, k, v, noise=noise, scale_q=scale_q, scale_k=scale_k, mask=mask,
         query_mask=query_mask, log_amplitude=log_amplitude, causal=causal, mask_tokens=False,
     )  # fmt: skip
-    return DirectPosterior(t, causal=causal, with_variance=with_variance, with_cost=with_cost)
+    return DirectPosterior(
+        t, causal=causal, with_variance=with_variance, with_cost=with_cost, with_draw=with_draw
+    )
 
 
 def log_query_scale(t: Tokens) -> Tensor:

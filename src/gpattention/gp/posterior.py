@@ -227,6 +227,8 @@ class Posterior:
         dtype: of what is handed out.
     """
 
+    _announced_draw: Tensor | None = None  # that was made with the mean
+
     def __init__(self, mean: Tensor, query_mask: Tensor | None, dtype: torch.dtype) -> None:
         self._mean = keep_rows(mean, query_mask)  # [..., Q, D] in the computing type
         self._query_mask = query_mask  # [..., Q]
@@ -322,6 +324,9 @@ class Posterior:
         """
         if n < 1:
             raise ValueError(f"expected n >= 1 draws, got {n}")
+        if self._announced_draw is not None and n == 1 and not joint and generator is None:
+            draw, self._announced_draw = self._announced_draw, None  # another one has other numbers
+            return draw.to(self._dtype)
         if joint:
             deviation = self._joint_deviation(n, generator)
         else:

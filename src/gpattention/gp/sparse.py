@@ -301,6 +301,7 @@ def scgp_posterior(
     group: "ProcessGroup | None" = None,
     objectives: Collection[FusedObjective] | None = None,
     features: UnitFeatures | None = None,
+    with_draw: bool = False,
 ) -> "SCGPPosterior":
     """Sparse CGP prediction through inducing inputs m (z_q | z_o) and l (z_o | z_k) (eq. 15).
 
@@ -331,6 +332,8 @@ def scgp_posterior(
         objectives: which of "dtc" and "kl" will be asked of the posterior: fused kernels compute these with
             the mean, which is cheaper.  None announces both where gradients are recorded.
         features: those of the same tokens, where a CPU's training step has them already.
+        with_draw: announces one independent draw with torch's own numbers, which fused kernels then make, but
+            not under a group.
 
     Returns:
         The posterior of every query.
@@ -354,7 +357,7 @@ def scgp_posterior(
     hidden = group is not None and torch.compiler.is_compiling()  # operators take no group
     if not hidden and why_not_fused_sparse(t) is None:
         both: tuple[FusedObjective, ...] = ("dtc", "kl") if torch.is_grad_enabled() else ()
-        return FusedSCGPPosterior(t, kind, both if objectives is None else objectives)
+        return FusedSCGPPosterior(t, kind, both if objectives is None else objectives, draw=with_draw)
     t = masked(t)
     if group is None and inducing_k is None and objectives is not None and len(objectives) < 2:
         if features is None:
@@ -576,23 +579,27 @@ class FusedSCGPPosterior(SCGPPosterior):
         t: checked inputs, not masked.
         kind: which sparse model it is.
         objectives: what is computed with the mean.
+        draw: whether one draw will be asked for.
     """
 
-    def __init__(self, t: Tokens, kind: SparseKind, objectives: Collection[FusedObjective]) -> None:
+    def __init__(
+        self, t: Tokens, kind: SparseKind, objectives: Collection[FusedObjective], *, draw: bool = False
+    ) -> None:
         self.t, self.kind = t, kind
-        self._moments = self._compute(objectives)
+        self._moments = self._compute(objectives, draw=draw and kind.group is None)
         Posterior.__init__(self, self._moments.mean, None, t.dtype)
         self._query_mask = t.query_mask
         self._kept__variance = self._moments.variance
+        self._announced_draw = self._moments.draw
 
-    def _compute(self, objectives: Collection[FusedObjective]) -> SparseMoments:
+    def _compute(self, objectives: Collection[FusedObjective], *, draw: bool = False) -> SparseMoments:
         asked = {"density": "dtc" in objectives, "kl": "kl" in objectives}
         kind = self.kind
         options = Options(
             kind.values == "dual", kind.include_noise, kind.delta, **asked,
             independent=kind.conditional == "independent", group=kind.group,
         )  # fmt: skip
-        return fused_scgp(self.t, options)
+        return fused_scgp(self.t, options, draw=draw)
 
     @kept
     @full_precision

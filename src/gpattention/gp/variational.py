@@ -56,6 +56,7 @@ def sgpa_posterior(
     jitter: float = 1e-6,
     mask: Tensor | None = None,  # [..., N] True = real
     with_variance: bool = False,
+    with_draw: bool = False,
 ) -> "SGPAPosterior":
     """Sparse GP attention (eq. 19), full variational covariance per value channel.
 
@@ -69,6 +70,7 @@ def sgpa_posterior(
         jitter: perturbation of the inducing Gram matrix.
         mask: which tokens are real.
         with_variance: announces that the variance will be asked for, which fused kernels like to know.
+        with_draw: announces one independent draw with torch's own numbers, which fused kernels then make.
 
     Returns:
         The posterior of every token; its variance is [..., N, D], one per value channel.
@@ -79,7 +81,7 @@ def sgpa_posterior(
     """
     return SGPAPosterior(
         q, v, inducing_k, inducing_v, scale_tril, kernel=kernel, jitter=jitter, mask=mask,
-        with_variance=with_variance,
+        with_variance=with_variance, with_draw=with_draw,
     )  # fmt: skip
 
 
@@ -110,6 +112,7 @@ class SGPAPosterior(Posterior):
         jitter: likewise.
         mask: likewise.
         with_variance: likewise.
+        with_draw: likewise.
     """
 
     def __init__(
@@ -124,6 +127,7 @@ class SGPAPosterior(Posterior):
         jitter: float,
         mask: Tensor | None,
         with_variance: bool = False,
+        with_draw: bool = False,
     ) -> None:
         check_fraction("jitter", jitter)  # the inducing Gram matrix may be singular without any
         _check(q, v, inducing_k, inducing_v, scale_tril, mask)
@@ -135,8 +139,9 @@ class SGPAPosterior(Posterior):
         self.kernel, self.jitter = kernel, jitter
         self._fused: SGPAMoments | None = None
         if self.why_not_fused() is None:
-            self._fused = self._run_fused(with_variance)
+            self._fused = self._run_fused(with_variance, draw=with_draw)
             super().__init__(self._fused.mean, None, q.dtype)
+            self._announced_draw = self._fused.draw
             self._query_mask = mask
         else:
             f = self.factors
@@ -155,13 +160,14 @@ class SGPAPosterior(Posterior):
         tokens, channels = self.q.shape[-2], max(*self.b.shape[-2:], self.values.shape[-1])
         return why_not_fused_on(self.q.device, self.q.dtype, tokens=tokens, channels=channels)
 
-    def _run_fused(self, with_variance: bool) -> SGPAMoments:
+    def _run_fused(self, with_variance: bool, *, draw: bool = False) -> SGPAMoments:
         variance = self.kernel.variance if isinstance(self.kernel, ArdRbf) else None
         if variance is not None:
             variance = torch.as_tensor(variance, dtype=self.q.dtype, device=self.q.device)
         return fused_sgpa(
             self._scaled(self.q), self.values, self._scaled(self.b), self.v_b, self.scale_tril,
             variance=variance, jitter=self.jitter, mask=self.mask, with_variance=with_variance,
+            draw=draw,
         )  # fmt: skip
 
     def _scaled(self, x: Tensor) -> Tensor:

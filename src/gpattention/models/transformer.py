@@ -416,7 +416,7 @@ class Transformer(nn.Module):
             before = block
         # the last block's sum is completed here
         normed = stream.settle(self.norm, seed)[1] if fused else self.norm(stream.tokens)
-        total = torch.stack(regularizers).sum() if regularizers else None
+        total = sum(regularizers[1:], regularizers[0]) if regularizers else None
         return self.pool(normed, padding), tuple(layers), total
 
     def _stream(self, inputs: Inputs, seed: Tensor | None, *, fused: bool) -> tuple[Stream, Tensor | None]:

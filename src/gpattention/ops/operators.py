@@ -51,6 +51,7 @@ class Fused:
         together: inputs whose gradients the backward pass may give as one tensor.
 
     Attributes:
+        together: as it was given.
         taped: the functions that run, as they are called by eager code and as operators.
     """
 
@@ -83,7 +84,7 @@ class Fused:
         self._asks_for_needed = "needed" in wanted
         self._made = list(dict.fromkeys([*outputs, *made]))
         self._by = [n if n in wanted else None for n in gradients]
-        self._beside, self._together = beside, together
+        self._beside, self.together = beside, together
         self._gradients = [*self.tensors, "together"] if together else self.tensors
         self._run = Taped(partial(_in_order, forward, self._made), _failures)
         self.taped = [self._run]
@@ -136,7 +137,7 @@ class Fused:
     def apart(self, found: Made) -> Made:
         """Gradients by name, with those that came as one tensor."""
         joined = found.pop("together", None)
-        return found if joined is None else found | dict(zip(self._together, joined.unbind(), strict=True))
+        return found if joined is None else found | dict(zip(self.together, joined.unbind(), strict=True))
 
     def eagerly(self, args: Sequence[Any], keywords: dict[str, bool]) -> Made:
         """What the forward pass makes, without the dispatcher."""

@@ -4,17 +4,28 @@ The references are `Posterior.sample` with `ItemNoise.normal`, and `ItemNoise.un
 hash of its place, so a draw makes it where it is used, and the backward pass makes it again.
 """
 
+import inspect
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpattention.ops.launching import kernels_of
-from gpattention.ops.layout import matrices, padded, token_major, vectors, view, views
+from gpattention.ops.layout import as_two, matrices, padded, token_major, vectors, view, views
 from gpattention.ops.operators import Fused, Made
 
-__all__ = ["draws_fit", "fused_draw", "fused_item_draw", "fused_normal", "fused_uniform"]
+__all__ = [
+    "draw_with_lead",
+    "draws_fit",
+    "fused_draw",
+    "fused_item_draw",
+    "fused_normal",
+    "fused_uniform",
+    "noise_of_draw",
+    "with_draw",
+]
 
 _SIZE = 1024  # numbers of one program
 _ROWS = 32
@@ -176,3 +187,79 @@ def _options(spread: Tensor, D: int, stream: int | None, squared: bool) -> dict[
 
 
 _DRAW = Fused("draw", _forward, ("draws",), _backward, beside=_mean_backward)
+
+
+def with_draw(model: Fused, spread: str, *, squared: bool) -> Fused:
+    """A model's operator that makes a draw too, which a compiler then need not call for by itself.
+
+    Args:
+        model: its output `mean` is the mean.
+        spread: the output that draws scale with.
+        squared: whether that is a variance instead of a standard deviation.
+
+    Returns:
+        The operator `<name>_draw`: of what the model takes and noise [1, B, H, N, D], `epsilon`.  The draw,
+        of that shape, then the model's outputs.
+    """
+    assert model.backward is not None
+    by_spread, back = f"by_{spread}", model.backward
+    given, wanted = inspect.signature(model.forward), inspect.signature(back)
+    required = [p for p in given.parameters.values() if _is_required(p)]
+    others = [p for p in given.parameters.values() if not _is_required(p)]
+    epsilon = inspect.Parameter("epsilon", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor)
+    place = len(required)
+    added = [epsilon.replace(name="by_draws", annotation=Tensor | None), epsilon]
+    if spread not in wanted.parameters:
+        added.append(epsilon.replace(name=spread, annotation=Tensor | None))
+
+    def forward(*args: Any, **keywords: bool) -> Made:
+        made = model.forward(*args[:place], *args[place + 1 :], **keywords)
+        mean, scale = made["mean"], made[spread]
+        assert mean is not None
+        assert scale is not None
+        return made | _forward(mean, scale, args[place], None, 1, squared)
+
+    def backward(*args: Any) -> Made:
+        asked = dict(zip((*(p.name for p in added), *wanted.parameters), args, strict=False))
+        by_draws, noise = asked.pop("by_draws"), asked.pop("epsilon")
+        scale = asked[spread] if spread in wanted.parameters else asked.pop(spread)
+        if by_draws is not None:
+            found = _mean_backward(by_draws) | _backward(by_draws, scale, noise, None, squared, [True, True])
+            for name, by in (("by_mean", found["mean"]), (by_spread, found["spread"])):
+                asked[name] = by if asked[name] is None else asked[name] + by
+        return back(**asked)
+
+    forward.__signature__ = given.replace(parameters=[*required, epsilon, *others])  # type: ignore[attr-defined]
+    backward.__signature__ = wanted.replace(parameters=[*added, *wanted.parameters.values()])  # type: ignore[attr-defined]
+    return Fused(f"{model.name}_draw", forward, ("draws", *model.outputs), backward, together=model.together)
+
+
+def noise_of_draw(q: Tensor, v: Tensor, lead: Sequence[int]) -> Tensor:
+    """What `with_draw` takes, from torch's own generator.
+
+    Args:
+        q: queries.  [..., Q, C]
+        v: values.  [..., K, D]
+        lead: the leading axes that became B and H.
+
+    Returns:
+        [1, B, H, Q, D].
+    """
+    return torch.randn((1, *as_two(lead), q.shape[-2], v.shape[-1]), dtype=q.dtype, device=q.device)
+
+
+def draw_with_lead(draw: Tensor, lead: Sequence[int]) -> Tensor:
+    """A draw with the leading axes again that became B and H.
+
+    Args:
+        draw: [1, B, H, Q, D].
+        lead: these axes.
+
+    Returns:
+        [1, ..., Q, D].
+    """
+    return draw if len(lead) == 2 else draw.reshape(1, *lead, *draw.shape[-2:])
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return parameter.kind is not parameter.KEYWORD_ONLY and parameter.default is parameter.empty

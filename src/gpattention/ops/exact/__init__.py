@@ -23,6 +23,7 @@ from gpattention.numerics import (
     checks_are_deferred,
     report_failures,
 )
+from gpattention.ops.draws import draw_with_lead, noise_of_draw, with_draw
 from gpattention.ops.launching import counter_for, kernels_of
 from gpattention.ops.layout import (
     Arrays,
@@ -364,6 +365,7 @@ class Moments(NamedTuple):
         cost: minus both terms of eq. 10, or of eq. 12 (GP), or the divergence of eq. 23.  [...]
         stddev: of the direct model alone.  [..., Q]
         unit: variance at unit amplitude, of the direct model alone.  [..., Q]
+        draw: one of every token, if it was asked for.  [1, ..., Q, D]
     """
 
     mean: Tensor
@@ -372,15 +374,17 @@ class Moments(NamedTuple):
     cost: Tensor | None
     stddev: Tensor | None = None
     unit: Tensor | None = None
+    draw: Tensor | None = None
 
 
-def fused_cgp(t: Tokens, *, with_variance: bool, cost: Cost = "none") -> Moments:
+def fused_cgp(t: Tokens, *, with_variance: bool, cost: Cost = "none", draw: bool = False) -> Moments:
     """Mean (eq. 4) of the exact CGP and, if wanted, variance (eq. 6) with key density, and a cost.
 
     Args:
         t: checked inputs, which need not be masked.
         with_variance: whether variance and key density are wanted; a cost comes with them.
         cost: "marginal" (eq. 10) or "kl" (eq. 23), both with tau^2 = sigma^2.
+        draw: whether to draw every token once, with numbers of torch's own generator.
 
     Returns:
         The moments.
@@ -388,16 +392,17 @@ def fused_cgp(t: Tokens, *, with_variance: bool, cost: Cost = "none") -> Moments
     Raises:
         NotPositiveDefiniteError: a covariance has no factor.
     """
-    return _moments(_CGP, t, (t.q, t.k, t.latent, t.v), with_variance, cost)
+    return _moments(_DRAWN_CGP if draw else _CGP, t, (t.q, t.k, t.latent, t.v), with_variance, cost)
 
 
-def fused_direct(t: Tokens, *, with_variance: bool, cost: Cost = "none") -> Moments:
+def fused_direct(t: Tokens, *, with_variance: bool, cost: Cost = "none", draw: bool = False) -> Moments:
     """Mean of the direct model (eq. 2) and, if wanted, spread with key density, and a cost.
 
     Args:
         t: checked inputs, which need not be masked.
         with_variance: whether spread and key density are wanted; a cost comes with them.
         cost: "marginal" or "kl", both with tau^2 = sigma^2.
+        draw: as for `fused_cgp`.
 
     Returns:
         The moments.
@@ -405,17 +410,21 @@ def fused_direct(t: Tokens, *, with_variance: bool, cost: Cost = "none") -> Mome
     Raises:
         NotPositiveDefiniteError: a covariance has no factor.
     """
-    return _moments(_DIRECT, t, (t.q, t.k, t.v), with_variance, cost)
+    return _moments(_DRAWN_DIRECT if draw else _DIRECT, t, (t.q, t.k, t.v), with_variance, cost)
 
 
 def _moments(model: Fused, t: Tokens, inputs: tuple[Tensor, ...], with_variance: bool, cost: Cost) -> Moments:
     lead = broadcast(*(x.shape[:-2] for x in inputs))
+    drawing = model in (_DRAWN_CGP, _DRAWN_DIRECT)
     found = model(
         *(matrices(x, lead) for x in inputs), t.noise, t.scale_q, t.scale_k,
         *(vectors(x, lead) for x in (t.log_amplitude, t.mask, t.query_mask)),
-        lead, with_variance or cost != "none", cost,
+        lead, with_variance or cost != "none" or drawing, cost,
+        *([noise_of_draw(t.q, t.v, lead)] if drawing else []),
     )  # fmt: skip
-    return Moments(*(with_lead(x, lead) for x in found))
+    drawn, found = (found[0], found[1:]) if drawing else (None, found)
+    moments = Moments(*(with_lead(x, lead) for x in found))
+    return moments if drawn is None else moments._replace(draw=draw_with_lead(drawn, lead))
 
 
 class Sizes(NamedTuple):
@@ -663,6 +672,7 @@ def _cgp_backward(
 
 _PARAMETERS = ("noise", "scale_q", "scale_k")
 _CGP = Fused("cgp", _cgp, ("mean", "variance", "key", "cost"), _cgp_backward, together=_PARAMETERS)
+_DRAWN_CGP = with_draw(_CGP, "variance", squared=True)
 
 
 def _direct(
@@ -745,3 +755,4 @@ _DIRECT = Fused(
     "direct", _direct, ("mean", "variance", "key", "cost", "stddev", "unit"), _direct_backward,
     together=_PARAMETERS,
 )  # fmt: skip
+_DRAWN_DIRECT = with_draw(_DIRECT, "stddev", squared=False)  # whose square may overflow

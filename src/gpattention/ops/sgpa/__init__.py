@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gpattention.numerics import broadcast, report_failures
+from gpattention.ops.draws import draw_with_lead, noise_of_draw, with_draw
 from gpattention.ops.launching import counter_for, kernels_of
 from gpattention.ops.layout import (
     Arrays,
@@ -43,11 +44,13 @@ class SGPAMoments(NamedTuple):
         mean: [..., N, D].
         variance: [..., N, D], None if it was not asked for.
         kl: [...].
+        draw: one of every token, if it was asked for.  [1, ..., N, D]
     """
 
     mean: Tensor
     variance: Tensor | None
     kl: Tensor
+    draw: Tensor | None = None
 
 
 def has_no_batch(x: Tensor, axes: int) -> bool:
@@ -74,6 +77,7 @@ def fused_sgpa(
     jitter: float,
     mask: Tensor | None,
     with_variance: bool,
+    draw: bool = False,
 ) -> SGPAMoments:
     """Mean, variance (eq. 19) and KL (eq. 20) with the kernel variance * exp(-1/2 |x - y|^2).
 
@@ -87,6 +91,7 @@ def fused_sgpa(
         jitter: on the diagonal of the inducing Gram matrix.
         mask: which tokens are real.  [..., N]
         with_variance: whether the variance is wanted.
+        draw: whether to draw every token once, with numbers of torch's own generator.
 
     Returns:
         The moments.
@@ -96,16 +101,19 @@ def fused_sgpa(
     """
     lead = broadcast(x.shape[:-2], v.shape[:-2])
     _, H = as_two(lead)
-    mean, found, kl = _SGPA(
+    made = (_DRAWN_SGPA if draw else _SGPA)(
         matrices(x, lead),
         matrices(v, lead),
         *(_per_head(t, H, axes) for t, axes in ((inducing_k, 2), (inducing_v, 2), (scale_tril, 3))),
         None if variance is None else _per_head(variance, H, 0).contiguous(),
         vectors(mask, lead),
         jitter,
-        with_variance,
+        with_variance or draw,
+        *([noise_of_draw(x, v, lead)] if draw else []),
     )
-    return SGPAMoments(with_lead(mean, lead), with_lead(found, lead), with_lead(kl, lead))
+    drawn = draw_with_lead(made[0], lead) if draw else None
+    moments = SGPAMoments(*(with_lead(part, lead) for part in made[draw:]))
+    return moments._replace(draw=drawn)
 
 
 def _per_head(x: Tensor, H: int, axes: int) -> Tensor:
@@ -277,6 +285,7 @@ def _backward(
 
 
 _SGPA = Fused("sgpa", _forward, ("mean", "spread", "kl"), _backward)
+_DRAWN_SGPA = with_draw(_SGPA, "spread", squared=True)
 
 
 _COUNT = 512

@@ -23,13 +23,18 @@ from torch import Tensor
 from torch import distributed as dist
 
 from gpattention.numerics import Tokens, broadcast, checks_are_deferred, report_failures
+from gpattention.ops.draws import draw_with_lead, noise_of_draw, with_draw
 from gpattention.ops.launching import counter_for, kernels_of
 from gpattention.ops.layout import (
+    Arrays,
+    Room,
     View,
     allocator,
     as_two,
     matrices,
     padded,
+    room,
+    rooms,
     token_major,
     vectors,
     view,
@@ -163,6 +168,24 @@ class Sizes:
         both = LP * MP if self.two else 0
         return Adjoints(*accumulate((MP * MP, LP * LP, LP * DP, LP * DP, both, both)))
 
+    def kept(self, *, train: bool, kl: bool) -> Arrays:
+        """What the backward pass needs beside the inputs."""
+        E, (MP, LP, CP, _) = self.sets, self.padded.values()
+        sizes = {"centres": E * CP, "points_m": 2 * E * MP * CP, "W_m": 2 * E * MP * MP}
+        if self.two:
+            sizes |= {"points_l": 2 * E * LP * CP, "W_l": 2 * E * LP * LP}
+        sizes["sums"] = self.heads * self.sums.SIZE
+        if train and self.keeps_factors:
+            sizes["factors"] = self.heads * self.factors[kl].SIZE
+        return Arrays(sizes)
+
+    @cached_property
+    def kept_of_rows(self) -> Arrays:
+        """The same for the row sums, which have one inducing set."""
+        E, (_, LP, CP, _) = self.sets, self.padded.values()
+        sizes = {"centres": E * CP, "points": 2 * E * LP * CP, "W": 2 * E * LP * LP}
+        return Arrays(sizes | {"totals": self.heads * LP})
+
     def launch(self, kernel: str) -> dict[str, int]:
         """Tile (if the kernel has one) and launch options."""
         tile, options = LAUNCHES[kernel][self._column]
@@ -260,8 +283,7 @@ def scratch_for(sizes: Sizes, empty: Callable[..., Tensor], programs: int) -> Te
 
 
 def small_factors(
-    sums: Tensor,  # [S, SUM_SIZE]
-    W_m: Tensor,  # [sets, MP, MP]
+    kept: Room,
     noise: Tensor,  # [B or 1, H]
     sizes: Sizes,
     options: Options,
@@ -271,11 +293,13 @@ def small_factors(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
     """Factors, which pivots failed [matrices, S], and the objectives: query, key, KL [B, H].
 
-    To `train` is to make what the backward pass needs too; what is made `again` had its failures counted.
+    The factors are written where they are kept, if they are.  To `train` is to make what the backward pass
+    needs too; what is made `again` had its failures counted.
     """
+    sums, factors = kept["sums"], kept.get("factors")
     S, P, empty = sizes.heads, sizes.padded, allocator(sums)
     packed = sizes.factors[options.kl]
-    factors = empty(S, packed.SIZE)
+    factors = empty(S * packed.SIZE) if factors is None else factors
     variance_of = of_sequences(noise)
     counter, counted = counter_for(sums.device)
     matrices = 3 + (options.density or options.kl) + options.kl
@@ -287,19 +311,25 @@ def small_factors(
     )
     found = empty(sizes.B, sizes.H), empty(sizes.B, sizes.H), empty(sizes.B, sizes.H)
     kernels_of("sparse").small_kernel[(S,)](
-        sums, W_m, variance_of, factors, *found, empty(S, sizes.scratch), *noted, sizes.D,
+        sums, kept["W_m"], variance_of, factors, *found, empty(S, sizes.scratch), *noted, sizes.D,
         TWO=sizes.two, POOLED=sizes.pooled, DUAL=options.dual, DENSITY=options.density, KL=options.kl,
         TRAIN=train, DP=P["DP"], SCRATCH=sizes.scratch, **sides, **sizes.launch("small"),
     )  # fmt: skip
     return factors, info, found
 
 
-def summed_splits(x: Tensor, S: int) -> Tensor:
-    """[S, splits, X] summed over splits.  [S, X]"""
+def inducing_of(kept: Room) -> tuple[Tensor, ...]:
+    """Centres, points and inverse roots of the inducing sets, of which both may be one."""
+    points_m, W_m = kept["points_m"], kept["W_m"]
+    return kept["centres"], points_m, kept.get("points_l", points_m), W_m, kept.get("W_l", W_m)
+
+
+def summed_splits(x: Tensor, S: int, out: Tensor | None = None) -> Tensor:
+    """[S, splits, X] summed over splits, perhaps into memory that is given.  [S, X]"""
     _, splits, columns = x.shape
     if splits == 1:
         return x.view(S, columns)
-    out = torch.empty(S, columns, dtype=x.dtype, device=x.device)
+    out = torch.empty(S, columns, dtype=x.dtype, device=x.device) if out is None else out
     kernels_of("sparse").splits_kernel[(S, -(-columns // _COLUMNS))](x, out, columns, splits, **_SUMS)
     return out
 
@@ -395,6 +425,7 @@ class SparseMoments(NamedTuple):
         kl: eq. 24.  [...]
         real_keys: under a group, of all processes, where an objective was asked for.  [...]
         real_queries: likewise.  [...]
+        draw: one of every token, if it was asked for.  [1, ..., Q, D]
     """
 
     mean: Tensor
@@ -404,6 +435,7 @@ class SparseMoments(NamedTuple):
     kl: Tensor | None
     real_keys: Tensor | None = None
     real_queries: Tensor | None = None
+    draw: Tensor | None = None
 
 
 def why_not_fused_sparse(t: Tokens) -> str | None:
@@ -419,12 +451,13 @@ def why_not_fused_sparse(t: Tokens) -> str | None:
     return why_not_fused_on(t.q.device, t.q.dtype, channels=channels, inducing=inducing)
 
 
-def fused_scgp(t: Tokens, options: Options) -> SparseMoments:
+def fused_scgp(t: Tokens, options: Options, *, draw: bool = False) -> SparseMoments:
     """Mean and variance (eq. 15) of the sparse model, and the objectives asked for.
 
     Args:
         t: checked inputs, which need not be masked nor centred.
         options: which model, and what is wanted of it.
+        draw: whether to draw every token once, with numbers of torch's own generator; not under a group.
 
     Returns:
         The moments.
@@ -434,15 +467,20 @@ def fused_scgp(t: Tokens, options: Options) -> SparseMoments:
     """
     lead = broadcast(*(x.shape[:-2] for x in (t.q, t.k, t.latent, t.v, *t.inducing)))
     m, l = t.inducing[0], t.inducing[-1]  # noqa: E741 - the paper's letter
-    mean, variance, query, key, kl, counts = _SCGP(
+    found = (_DRAWN_SCGP if draw else _SCGP)(
         *(matrices(x, lead) for x in (t.q, t.k, t.latent, t.v)),
         *_points(m, l, lead),
         *(per_head(x, lead) for x in (t.noise, t.scale_q, t.scale_k)),
         *(vectors(x, lead) for x in (t.log_amplitude, t.mask, t.query_mask)),
-        *options,
+        *options[:-1],
+        *([noise_of_draw(t.q, t.v, lead)] if draw else []),
+        options.group,
     )
+    drawn = draw_with_lead(found[0], lead) if draw else None
+    mean, variance, query, key, kl, counts = found[draw:]
     numbers = (None, None) if counts is None else counts.detach().unbind(-1)
-    return SparseMoments(*(with_lead(x, lead) for x in (mean, variance, query, key, kl, *numbers)))
+    moments = SparseMoments(*(with_lead(x, lead) for x in (mean, variance, query, key, kl, *numbers)))
+    return moments._replace(draw=drawn)
 
 
 def _points(m: Tensor, l: Tensor, lead: torch.Size) -> tuple[Tensor, Tensor | None]:  # noqa: E741
@@ -483,9 +521,8 @@ def _scgp(
     B, H, NQ, N, C, D = sizes.B, sizes.H, sizes.NQ, sizes.N, sizes.C, sizes.D
     S, E, P, empty = sizes.heads, sizes.sets, sizes.padded, allocator(q)
     MP, LP, CP = P["MP"], P["LP"], P["CP"]
-    centres, points_m, W_m = empty(E, CP), empty(E, 2, MP, CP), empty(E, 2, MP, MP)
-    own_points_l, own_W_l = (empty(E, 2, LP, CP), empty(E, 2, LP, LP)) if sizes.two else (None, None)
-    points_l, W_l = (points_m, W_m) if own_points_l is None else (own_points_l, own_W_l)
+    state, kept = room(q, sizes.kept(train=train, kl=kl))
+    centres, points_m, points_l, W_m, W_l = inducing_of(kept)
     inducing_failed = torch.empty(1 + sizes.two, E, dtype=torch.int32, device=q.device)
     found.inducing_kernel[(E, 1 + sizes.two)](
         *views(m, second), centres, points_m, points_l, W_m, W_l, inducing_failed, *counter_for(q.device),
@@ -496,16 +533,18 @@ def _scgp(
     of_noise, of_scale_q, of_scale_k = map(of_sequences, (noise, scale_q, scale_k))
     wanted = density or kl
     splits, length, query_length = sizes.cut_both("sums", N, NQ if wanted else 0)
-    sums = empty(S, splits, sizes.sums.SIZE)
+    whole = kept["sums"][: S * sizes.sums.SIZE].view(S, -1)  # without what aligns the next array
+    sums = empty(S, splits, sizes.sums.SIZE) if splits > 1 else whole[:, None]
     found.sums_kernel[(S, splits, 2 + wanted)](
         *views(q, k, o, v, mask, query_mask), of_scale_q, of_scale_k, view(log_amplitude),
         centres, points_m, points_l, W_m, W_l, sums,
         splits, length, query_length, H, NQ, N, sizes.m, sizes.l, C, D,
         TWO=sizes.two, POOLED=sizes.pooled, **P, SUM=sizes.sums, **sizes.launch("sums"),
     )  # fmt: skip
-    sums = sum_in_place(summed_splits(sums, S), group)
-    keep = train and sizes.keeps_factors
-    factors, failed, (query, key, divergence) = small_factors(sums, W_m, noise, sizes, options, train=keep)
+    sums = sum_in_place(summed_splits(sums, S, whole), group)
+    factors, failed, (query, key, divergence) = small_factors(
+        kept, noise, sizes, options, train="factors" in kept
+    )
     report_small(failed, sizes, noise, q.dtype)
     mean, variance = token_major(B, H, NQ, D, q), empty(B, H, NQ)
     splits, length = sizes.cut("rows", NQ)
@@ -522,8 +561,7 @@ def _scgp(
     return {
         "mean": mean, "variance": variance, "query": query if density else None,
         "key": key if density else None, "divergence": divergence if kl else None, "counts": counts,
-        "centres": centres, "points_m": points_m, "points_l": own_points_l, "W_m": W_m, "W_l": own_W_l,
-        "sums": sums, "factors": factors if keep else None,
+        "state": state,
     }  # fmt: skip
 
 
@@ -531,17 +569,17 @@ def _scgp_backward(
     by_mean: Tensor | None, by_variance: Tensor | None, by_query: Tensor | None, by_key: Tensor | None,
     by_divergence: Tensor | None, q: Tensor, k: Tensor, o: Tensor, v: Tensor, m_shape: Sequence[int],
     noise: Tensor, scale_q: Tensor, scale_k: Tensor, log_amplitude: Tensor | None, mask: Tensor | None,
-    query_mask: Tensor | None, centres: Tensor, points_m: Tensor, points_l: Tensor | None, W_m: Tensor,
-    W_l: Tensor | None, sums: Tensor, factors: Tensor | None, l_shape: Sequence[int], dual: bool,
-    include_noise: bool, delta: float, density: bool, kl: bool, independent: bool,
-    group: "ProcessGroup | None" = None,
+    query_mask: Tensor | None, state: Tensor, l_shape: Sequence[int], dual: bool, include_noise: bool,
+    delta: float, density: bool, kl: bool, independent: bool, group: "ProcessGroup | None" = None,
 ) -> Made:  # fmt: skip
     options = Options(dual, include_noise, delta, density, kl, independent, group)
     found = kernels_of("sparse")
     sizes = _sizes(q.shape, k.shape, v.shape[3], m_shape, l_shape)
-    points_l, W_l = (points_m, W_m) if points_l is None or W_l is None else (points_l, W_l)
+    kept = rooms(state, sizes.kept(train=True, kl=kl))
+    (centres, points_m, points_l, W_m, W_l), sums = inducing_of(kept), kept["sums"]
+    factors = kept.get("factors")
     if factors is None:
-        factors, _, _ = small_factors(sums, W_m, noise, sizes, options, train=True, again=True)
+        factors, _, _ = small_factors(kept, noise, sizes, options, train=True, again=True)
     by_kl = by_divergence
     shards = None
     if group is not None:  # the other processes may have gradients where this one has none
@@ -619,6 +657,7 @@ _PARAMETERS = ("noise", "scale_q", "scale_k")
 _SCGP = Fused(
     "scgp", _scgp, ("mean", "variance", "query", "key", "divergence", "counts"), _scgp_backward,
     together=_PARAMETERS)  # fmt: skip
+_DRAWN_SCGP = with_draw(_SCGP, "variance", squared=True)
 
 
 def fused_sparse_row_sum(t: Tokens, delta: float) -> Tensor:
@@ -656,7 +695,9 @@ def _row_sum(
     B, H, NQ, N, count, C = sizes.B, sizes.H, sizes.NQ, sizes.N, sizes.l, sizes.C
     S, E, empty = sizes.heads, sizes.sets, allocator(q)
     LP, CP = sizes.padded["LP"], sizes.padded["CP"]
-    centres, points, W = empty(E, CP), empty(E, 2, LP, CP), empty(E, 2, LP, LP)
+    state, kept = room(q, sizes.kept_of_rows)
+    centres, points, W, totals = kept.values()
+    whole = totals[: S * LP].view(S, LP)  # without what aligns
     info = torch.empty(1, E, dtype=torch.int32, device=q.device)
     found.inducing_kernel[(E, 1)](
         *views(l, l), centres, points, points, W, W, info, *counter_for(q.device),
@@ -665,31 +706,30 @@ def _row_sum(
     report_inducing(info, sizes, delta, q.dtype)
     sides = {"POOLED": sizes.pooled, "LP": LP, "CP": CP}
     splits, length, _ = sizes.cut_both("sums", N, 0)
-    totals, row_sum = empty(S, splits, LP), empty(B, H, NQ)
+    totals, row_sum = empty(S, splits, LP) if splits > 1 else whole[:, None], empty(B, H, NQ)
     found.totals_kernel[(S, splits)](
         *views(k, mask), centres, points, totals, splits, length, H, N, count, C,
         **sides, **sizes.launch("sums"),
     )  # fmt: skip
-    totals = summed_splits(totals, S)
+    totals = summed_splits(totals, S, whole)
     splits, length = sizes.cut("rows", NQ)
     found.row_sums_kernel[(S, splits)](
         *views(q, query_mask), centres, points, W, totals, row_sum, length, H, NQ, count, C,
         **sides, **sizes.launch("rows"),
     )  # fmt: skip
-    return {
-        "row_sum": row_sum, "centres": centres, "points": points, "W": W, "totals": totals,
-    }  # fmt: skip
+    return {"row_sum": row_sum, "state": state}
 
 
 def _row_sum_backward(
     by_row_sum: Tensor, q: Tensor, k: Tensor, mask: Tensor | None, query_mask: Tensor | None,
-    centres: Tensor, points: Tensor, W: Tensor, totals: Tensor, l_shape: Sequence[int], delta: float,
+    state: Tensor, l_shape: Sequence[int], delta: float,
 ) -> Made:  # fmt: skip
     found, sizes = kernels_of("sparse"), _sizes(q.shape, k.shape, 1, l_shape)
     B, H, NQ, N, count, C = sizes.B, sizes.H, sizes.NQ, sizes.N, sizes.l, sizes.C
     S, E, empty = sizes.heads, sizes.sets, allocator(q)
     LP, CP = sizes.padded["LP"], sizes.padded["CP"]
     sides = {"POOLED": sizes.pooled, "LP": LP, "CP": CP}
+    centres, points, W, totals = rooms(state, sizes.kept_of_rows).values()
     splits, length, query_length = sizes.cut_both("row_sums_backward", N, NQ)
     d_q, d_k = token_major(B, H, NQ, C, q), token_major(B, H, N, C, q)
     by_weights, shares, turned = empty(S, splits, LP), empty(2, S, splits, LP * CP), empty(S, LP * LP)
