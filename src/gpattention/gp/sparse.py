@@ -673,7 +673,8 @@ class ClosedSCGPPosterior(FusedSCGPPosterior):
         own, signal = own_variance(self.t, self.kind, Phi_q), self._moments.variance
         return signal if own is None else signal + own
 
-    def _compute(self, objectives: Collection[FusedObjective]) -> SparseMoments:
+    def _compute(self, objectives: Collection[FusedObjective], *, draw: bool = False) -> SparseMoments:
+        del draw  # made when it is asked for
         t, Phi, D = self.t, self._unit, self.t.v.shape[-1]
         cost: SparseCost = next(iter(objectives), "none")
         B, H = t.q.shape[:2]
