@@ -350,9 +350,15 @@ def _poison_failures(L: Tensor, info: Tensor) -> Tensor:
     return L.masked_fill(count_failures(failed)[..., None, None], float("nan"))
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def is_exporting() -> bool:
+    """Whether a program is exported; torch 2.11 answers every compiled function with True if asked inside."""
+    return torch.compiler.is_exporting()
+
+
 def count_failures(failed: Tensor) -> Tensor:
     """Add failures, or a number of them, that cannot be raised to the counter, and hand them on.  [...]"""
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return failed  # an exported program has no process to count in
     if torch.compiler.is_dynamo_compiling() or is_transformed():
         _count_failures(failed, failure_counter(failed.device))

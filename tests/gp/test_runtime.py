@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from gpattention import gp
 from gpattention.gp import CausalCGPState, LogDensity, Posterior
+from gpattention.numerics import is_exporting
 from tests.gp.calls import CGP, EVERY, POSTERIORS, SPARSE_DENSITIES, Call, cgp_log_density, over, tensors
 from tests.gp.samples import Sample, sample
 
@@ -306,3 +307,14 @@ def test_shapes_without_values(call: Call, kind: str) -> None:
             if "covariance" in found:
                 assert result.sample(4, joint=True).shape == (4, *expected["mean"][0])
     assert gp.health() == health
+
+
+def test_what_is_compiled_is_not_exported() -> None:
+    class Asking(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + float(is_exporting())
+
+    asking, x = Asking(), torch.zeros(())
+    assert float(asking(x)) == 0
+    assert float(torch.compile(asking, backend="eager", fullgraph=True)(x)) == 0
+    assert float(torch.export.export(asking, (x,)).module()(x)) == 1

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
-from gpattention.numerics import autocast_is_on, once_differentiable
+from gpattention.numerics import autocast_is_on, is_exporting, once_differentiable
 from gpattention.ops import is_plain, why_not_fused_on
 from gpattention.ops.layers import MOST_COLUMNS, gather_and_sum
 
@@ -42,7 +42,7 @@ def projected_together(x: Tensor, maps: Sequence[nn.Module]) -> list[Tensor] | N
 
 def _compiled_together(x: Tensor, maps: Sequence[nn.Module]) -> list[Tensor] | None:
     """The same in plain operations, on a GPU, where a step is as long as its launches are many."""
-    if not x.is_cuda or torch.compiler.is_exporting() or len(maps) < 2:
+    if not x.is_cuda or is_exporting() or len(maps) < 2:
         return None
     linears = [m for m in maps if type(m) is nn.Linear and not (m._forward_hooks or m._forward_pre_hooks)]
     biases: list[Tensor] = [m.bias for m in linears if m.bias is not None]

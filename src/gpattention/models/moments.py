@@ -142,7 +142,7 @@ def layer_norm_moments(x: Moments, weight: Tensor | None, bias: Tensor | None, e
     if (v := x.variance) is None:
         return Moments(layer_norm(x.mean, shape, weight, bias, eps))
     fits = width <= MOST_COLUMNS and not torch.is_grad_enabled()  # the kernel has no gradient
-    fits = fits and why_not_fused_on(v.device, v.dtype, measured=False) is None
+    fits = fits and why_not_fused_on(v.device, v.dtype) is None
     if fits and weight is not None and bias is not None:
         return Moments(*fused_norm_moments(x.mean, v, weight, bias, eps))
     # which has looked at centre and 1 / s, [..., 1] each, on its way
